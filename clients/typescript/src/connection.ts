@@ -4,75 +4,65 @@ import type { Statement } from "./statements.js";
 /** The columns of a row, in their order, as the server writes them. */
 export type Row = readonly (string | null)[];
 
-/** A connection of the fence's own, on either driver. It does not keep the process alive. */
-export abstract class Connection {
-  isEnded = false;
-  onEnd: () => void = () => {};
-
-  constructor(readonly role: string | undefined) {}
-
+/** An open connection of the fence's own, on either driver. It does not keep the process alive. */
+export interface Session {
+  readonly role: string | undefined;
   /** Runs a statement in autocommit. */
-  abstract rows(statement: Statement): Promise<readonly Row[]>;
-  abstract end(): Promise<unknown>;
-  protected abstract destroy(): void;
-
-  /** Ends what hangs on it, whether the driver notices or not. */
-  cut(): void {
-    this.destroy();
-    this.ended();
-  }
-
-  ended(): void {
-    if (!this.isEnded) Object.assign(this, { isEnded: true }).onEnd();
-  }
+  rows(statement: Statement): Promise<readonly Row[]>;
+  end(): Promise<unknown>;
+  /** Ends it at once, whatever hangs on it. */
+  destroy(): void;
 }
 
-/** Opens a connection, which may take so many milliseconds. */
-export type Opener = (limit: number) => Promise<Connection>;
+/** Opens one, which may take so many milliseconds. `ended` is called when it has ended. */
+export type Opener = (limit: number, ended: () => void) => Promise<Session>;
 
 /** A connection of the heartbeat's, which may be cut before it is open. */
-export class HeartbeatConnection {
-  #connection: Connection | undefined;
+export class Connection {
+  /** It is not open, or no more. */
+  isEnded = true;
   #isCut = false;
+  #session: Session | undefined;
   /** A call is about to be sent, which tells by itself if the connection has ended before. */
   isToSend = false;
 
   constructor(readonly onEnd: () => void) {}
 
-  get isEnded(): boolean {
-    return this.#isCut || this.#connection?.isEnded !== false;
-  }
   get role(): string | undefined {
-    return this.#connection?.role;
+    return this.#session?.role;
   }
 
   async open(opener: Opener, limit: number): Promise<void> {
-    const connection = await opener(limit);
-    if (this.#isCut) return connection.cut();
-    this.#connection = connection;
-    connection.onEnd = this.onEnd;
-    if (connection.isEnded) throw new Error("Connection terminated");
+    let hasEnded = false;
+    this.#session = await opener(limit, () => {
+      hasEnded = true;
+      if (!this.isEnded) this.onEnd();
+      this.isEnded = true;
+    });
+    if (this.#isCut) this.cut();
+    if (this.#isCut || hasEnded) throw new Error("Connection terminated");
+    this.isEnded = false;
   }
 
-  rows(statement: Statement): Promise<readonly Row[]> {
-    if (!this.#connection) throw new Error("Connection terminated");
-    return this.#connection.rows(statement);
+  async rows(statement: Statement): Promise<readonly Row[]> {
+    // A driver may connect once more.
+    if (!this.#session || this.isEnded) throw new Error("Connection terminated");
+    return this.#session.rows(statement);
   }
 
-  /** Ends it at once, whatever hangs in it. */
+  /** Ends it at once, whether the driver notices or not. */
   cut(): void {
-    this.#isCut = true;
-    this.#connection?.cut();
+    [this.#isCut, this.isEnded] = [true, true];
+    this.#session?.destroy();
   }
 
   /** Ends it as it should, which takes no longer than a second. */
   async hangUp(): Promise<void> {
-    const connection = this.#connection;
-    this.#isCut = true;
-    if (connection) await within(1000, connection.end(), () => connection.cut()).catch(() => {});
+    [this.#isCut, this.isEnded] = [true, true];
+    const ended = this.#session?.end() ?? Promise.resolve();
+    await within(1000, ended, () => this.cut()).catch(() => {});
   }
 }
-
 /** Returns the result within so many milliseconds; else `late` is called and FenceError thrown,
  * whatever becomes of the work. */
 export async function within<T>(ms: number, work: PromiseLike<T>, late: () => void): Promise<T> {

@@ -1,3 +1,4 @@
+import type { Holding } from "./heartbeat.js";
 import type { Reason, Reply } from "./lease_state.js";
 
 export type { Reason };
@@ -209,15 +210,9 @@ function refusal(error: unknown): unknown {
   );
 }
 
-/** The error that answers an acquire; `cause` is that of its last call. */
-export function toldOfAcquire(
-  reply: Reply,
-  names: readonly string[],
-  cause: unknown,
-  role?: string,
-  table?: string,
-) {
-  const { error, holder, remaining, waitsFor, reason = "gone" } = reply;
+/** The error that answers an acquire. */
+export function toldOfAcquire(reply: Reply, { names, cause, role, ask }: Holding): unknown {
+  const { error, holder, remaining, waitsFor, sqlstate, reason = "gone", inDoubt = false } = reply;
   if (error === "LeaseTaken") {
     const left = waitsFor && { milliseconds: remaining ?? 0 };
     return new LeaseTaken(names, holder ?? undefined, left, waitsFor);
@@ -226,15 +221,11 @@ export function toldOfAcquire(
   const isRefused = reason === "refused" && cause !== undefined;
   if (error === "LeaseLost" && !isRefused) return new LeaseLost(reason, names);
   if (error === "Closed") return new Closed("the fence is closed");
-  const why = cause instanceof Error ? `: ${cause.message || sqlstateOf(cause)}` : "";
-  const { inDoubt = false, sqlstate } = reply;
-  if (error === "NoConnection") {
-    const message = `no connection to the server${why}`;
-    return Object.assign(new NoConnection(message, cause), { inDoubt, sqlstate });
+  if (error === "NoConnection" || error === "NoAnswer") {
+    const what = `${error === "NoAnswer" ? "the server has not answered in time" : "no connection to the server"}`;
+    const why = cause instanceof Error ? `: ${cause.message || sqlstateOf(cause)}` : "";
+    const Type = error === "NoAnswer" ? NoAnswer : NoConnection;
+    return Object.assign(new Type(what + why, cause), { inDoubt, sqlstate });
   }
-  if (error === "NoAnswer") {
-    const message = `the server has not answered in time${why}`;
-    return Object.assign(new NoAnswer(message, cause), { inDoubt, sqlstate });
-  }
-  return toldOfCall(cause, role, table);
+  return toldOfCall(cause, role, ask.table && names[0]);
 }

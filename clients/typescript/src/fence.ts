@@ -6,7 +6,7 @@ import * as errors from "./errors.js";
 import { Heartbeat, numberOf, warn, type Holding, type LeaseEvent } from "./heartbeat.js";
 import { LeadState, passes, type LeadEffect } from "./lease_state.js";
 import { msOf, now, type Span } from "./span.js";
-import { Statements, tableOf, type Column, type Pair } from "./statements.js";
+import { Statements, tableOf, type Key, type Pair } from "./statements.js";
 import {
   guarded,
   OpenTransaction,
@@ -236,20 +236,20 @@ export class Fence<On, Tx> {
    * gives up a row that is not. */
   keepRow(
     table: string,
-    key: Readonly<Record<string, Column>>,
+    key: Key,
     token: number | bigint | string,
     options?: RowOptions,
   ): Promise<Lease<On, Tx>>;
   keepRow<T>(
     table: string,
-    key: Readonly<Record<string, Column>>,
+    key: Key,
     token: number | bigint | string,
     options: RowOptions,
     work: (lease: Lease<On, Tx>) => PromiseLike<T>,
   ): Promise<T>;
   async keepRow(
     table: string,
-    key: Readonly<Record<string, Column>>,
+    key: Key,
     token: number | bigint | string,
     options: RowOptions = {},
     work?: (lease: Lease<On, Tx>) => PromiseLike<unknown>,
@@ -258,12 +258,10 @@ export class Fence<On, Tx> {
     if (!isSettings(key) || Object.keys(key).length === 0) {
       throw new TypeError(`a key is columns and their values, as { id: 7 }: not ${String(key)}`);
     }
-    const row = JSON.stringify(Object.values(key).map(String));
+    const names = [JSON.stringify(Object.values(key).map(String))];
     const of = tableOf(table, key, options.fence, options.deadline);
-    const ask = { names: [row], ttl, atMost, table: of };
-    const { signal } = options;
-    const holding = await this.#heartbeat.acquire(ask, signal, [table, row], numberOf(token));
-    return this.#during(holding, work);
+    const ask = { names, ttl, atMost, table: of, token: numberOf(token) };
+    return this.#during(await this.#heartbeat.acquire(ask, options.signal), work);
   }
 
   /** A transaction that is guarded by several leases at once. */

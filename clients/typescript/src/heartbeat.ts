@@ -1,7 +1,6 @@
-import { HeartbeatConnection, within, type Opener, type Row } from "./connection.js";
+import { Connection, within, type Opener, type Row } from "./connection.js";
 import { codeOfOpening, LeaseLost, sessionEnded, sqlstateOf } from "./errors.js";
-import { toldOfAcquire, toldOfCall } from "./errors.js";
-import type { Left, Reason } from "./errors.js";
+import { toldOfAcquire, type Left, type Reason } from "./errors.js";
 import { LeaseStates, NEVER } from "./lease_state.js";
 import type {
   Ask,
@@ -14,7 +13,7 @@ import type {
   Taken,
 } from "./lease_state.js";
 import { now } from "./span.js";
-import type { LeaseRow, Statement, Statements } from "./statements.js";
+import type { Statements } from "./statements.js";
 
 /** In milliseconds: the shortest time for a connection to open, and the longest for a statement. */
 const [OPENING, LONGEST] = [2_000, 10_000];
@@ -31,11 +30,17 @@ export type LeaseEvent = Readonly<{
   reason: Reason | undefined;
 }>;
 
-/** A lease that is held, until it is over. The heartbeat refers to this, and not to the lease of
- * the program, so that a lease that the program has forgotten can be collected. */
+/** A lease, from its acquire to its end. The heartbeat refers to this, and not to the lease of the
+ * program, so that a lease that the program has forgotten can be collected. */
 export class Holding {
+  /** Of a row lease, the table and the key. */
+  readonly names: readonly string[];
+  token = 0;
   over: Reason | undefined;
   advice: string | undefined;
+  /** The error of the last call, and the role of its connection. */
+  cause: unknown;
+  role: string | undefined;
   /** Breaks off the transactions that are in a guard of it. Each keeps the leases of its guard from
    * being collected. */
   readonly cuts = new Map<() => void, readonly unknown[]>();
@@ -48,16 +53,16 @@ export class Holding {
   /** Those who wait for its next renewal, or its end. */
   readonly waiting: (() => void)[] = [];
 
-  /** Of a row lease. */
-  readonly row: LeaseRow | undefined;
-
   constructor(
-    readonly key: string,
-    readonly names: readonly string[],
-    readonly token: number,
-    { table, names: [row = ""] }: Ask,
+    readonly ask: Ask,
+    /** Answers the acquire. */
+    readonly settle: (reply: Reply) => void,
   ) {
-    this.row = table === undefined ? undefined : { table, key: row, token };
+    this.names = ask.table === undefined ? ask.names : [JSON.parse(ask.table)[0], ...ask.names];
+  }
+
+  get isRow(): boolean {
+    return this.ask.table !== undefined;
   }
 
   get isLost(): boolean {
@@ -75,16 +80,6 @@ export class Holding {
   }
 }
 
-/** An acquire that is under way, and the error of its last call. */
-interface Acquire {
-  readonly ask: Ask;
-  /** Of a row lease, the table and the key. */
-  readonly names: readonly string[];
-  settle(reply: Reply, holding: Holding | undefined): void;
-  cause?: unknown;
-  role?: string | undefined;
-}
-
 const clock = () => Math.floor(now());
 
 /** Keeps all leases of a fence. It gives the inputs to LeaseStates, which decides, and carries out
@@ -96,8 +91,7 @@ export class Heartbeat {
   readonly #holdings = new Map<string, Holding>();
   /** Those whose loss somebody waits for, so that the process stays alive. */
   readonly #heard = new Set<Holding>();
-  readonly #acquires = new Map<string, Acquire>();
-  readonly #connections = new Map<number, HeartbeatConnection>();
+  readonly #connections = new Map<number, Connection>();
   readonly #ending = new Set<Promise<void>>();
   #lastId = 0;
   #lastError: unknown;
@@ -153,24 +147,21 @@ export class Heartbeat {
     else this.#log(effect);
   }
 
-  #forget(number: number): HeartbeatConnection | undefined {
+  #forget(number: number): Connection | undefined {
     const connection = this.#connections.get(number);
     this.#connections.delete(number);
     return connection;
   }
 
-  #hangUp(connection: HeartbeatConnection | undefined): void {
+  #hangUp(connection: Connection | undefined): void {
     const ending = connection?.hangUp() ?? Promise.resolve();
     this.#ending.add(ending);
     void ending.then(() => this.#ending.delete(ending));
   }
 
   #event({ event: kind, key, token, remaining, reason, advice }: EventEffect): void {
-    if (kind === "acquired") {
-      const { names, ask } = this.#acquires.get(key) as Acquire;
-      this.#holdings.set(key, new Holding(key, names, token, ask));
-    }
     const holding = this.#holdings.get(key) as Holding;
+    holding.token = token;
     if (kind === "lost" || kind === "released") {
       this.#holdings.delete(key);
       this.#heard.delete(holding);
@@ -204,10 +195,9 @@ export class Heartbeat {
   }
 
   #reply(reply: Reply): void {
-    const acquire = this.#acquires.get(reply.reply);
-    this.#acquires.delete(reply.reply);
-    const holding = reply.leases && this.#holdings.get(reply.reply);
-    if (acquire) this.#toTell.push(() => acquire.settle(reply, holding));
+    const holding = this.#holdings.get(reply.reply);
+    if (reply.error !== undefined) this.#holdings.delete(reply.reply);
+    if (holding) this.#toTell.push(() => holding.settle(reply));
   }
 
   #log({ log, key = "", code, reason }: LogEffect): void {
@@ -215,7 +205,7 @@ export class Heartbeat {
       return warn(`leases are not renewed, and it is tried again: ${this.#lastError}`);
     }
     if (log === "not acquired") {
-      const cause = this.#acquires.get(key)?.cause ?? code;
+      const cause = this.#holdings.get(key)?.cause ?? code;
       return warn(`no lease could be acquired, and it is tried again: ${cause}`);
     }
     const why = log === "lost" ? reason : "unconfirmed";
@@ -229,106 +219,73 @@ export class Heartbeat {
 
   async #run(call: CallEffect): Promise<void> {
     const { call: number, open } = call;
-    const acquire = this.#acquires.get(call.for ?? "");
-    if (acquire) acquire.cause = undefined;
-    const statement = this.#statement(call, acquire);
-    const on = open ? this.#connection(call.on) : this.#connections.get(call.on);
-    let [isOpen, answer]: [boolean, ReturnType<typeof read>?] = [!open];
+    const holding = this.#holdings.get(call.for ?? "");
+    if (holding) holding.cause = undefined;
+    const statement = this.statements.of(call, holding?.ask);
+    if (open) this.#connect(call.on);
+    const on = this.#connections.get(call.on) as Connection;
+    let isOpen = !open;
+    let input: (states: LeaseStates) => void;
     try {
       if (open) {
-        await on?.open(this.open, Math.max(call.limit, OPENING));
+        await on.open(this.open, Math.max(call.limit, OPENING));
         isOpen = true;
         this.#input((states) => states.sent(number), number);
       } else {
         // An end that has come already is read first.
-        if (on) on.isToSend = true;
+        on.isToSend = true;
         await new Promise(setImmediate);
-        if (on) on.isToSend = false;
+        on.isToSend = false;
       }
-      if (!open && on?.isEnded !== false) {
-        return this.#input((states) => states.failed(number, "unsent", true), number);
-      }
-      answer = read(call, (await on?.rows(statement)) ?? []);
+      const answer = on.isEnded && !open ? undefined : read(call, await on.rows(statement));
+      input = (states) =>
+        answer ? states.answered(number, ...answer) : states.failed(number, "unsent", true);
     } catch (error) {
-      const isEnded = on?.isEnded !== false || sessionEnded(error);
-      const word = sqlstateOf(error) || (isEnded ? "ended" : "unreadable");
+      const word =
+        sqlstateOf(error) || (on.isEnded || sessionEnded(error) ? "ended" : "unreadable");
       const isThrown = error instanceof Error;
       const code = isThrown ? (isOpen ? word : codeOfOpening(error)) : "panicked";
       this.#lastError = error;
-      if (acquire) [acquire.cause, acquire.role] = [error, on?.role];
-      return this.#input((states) => states.failed(number, code, on?.isEnded), number);
+      if (holding) [holding.cause, holding.role] = [error, on.role];
+      input = (states) => states.failed(number, code, on.isEnded);
     }
-    this.#input(
-      (states) => states.answered(number, ...(answer as ReturnType<typeof read>)),
-      number,
-    );
+    this.#input(input, number);
   }
 
-  #connection(number: number): HeartbeatConnection {
-    const ended = (states: LeaseStates) => states.disconnected(number);
-    const connection = new HeartbeatConnection(() => {
+  #connect(number: number): void {
+    const connection = new Connection(() => {
       // The error of its call, if there is one, comes first.
-      setImmediate(() => connection.isToSend || this.#input(ended));
+      setImmediate(() => {
+        if (connection.isToSend) return;
+        this.#connections.delete(number);
+        this.#input((states) => states.disconnected(number));
+      });
     });
     this.#connections.set(number, connection);
-    return connection;
-  }
-
-  #statement(call: CallEffect, acquire: Acquire | undefined): Statement {
-    if (call.do === "acquire") return this.statements.acquire(call, (acquire as Acquire).ask);
-    if (call.do === "undo") return this.statements.undo(call);
-    return call.do === "release" ? this.statements.release(call) : this.statements.keep(call);
-  }
-
-  /** Runs a statement on a connection of its own, which is opened for it. */
-  async #once(statement: Statement): Promise<readonly Row[]> {
-    const on = new HeartbeatConnection(() => {});
-    try {
-      const rows = on.open(this.open, LONGEST).then(() => on.rows(statement));
-      return await within(LONGEST, rows, () => on.cut());
-    } catch (error) {
-      throw toldOfCall(error, on.role);
-    } finally {
-      this.#hangUp(on);
-    }
   }
 
   // What the program asks for.
 
   /** Throws LeaseTaken; and the reason of the signal as soon as that is aborted: a grant that comes
-   * all the same is given back. Under a token, keeps a row that a statement of the program has
-   * claimed. */
-  async acquire(
-    asked: Omit<Ask, "id">,
-    signal?: AbortSignal,
-    names = asked.names,
-    token?: number,
-  ): Promise<Holding> {
+   * all the same is given back. */
+  async acquire(asked: Omit<Ask, "id">, signal?: AbortSignal): Promise<Holding> {
     signal?.throwIfAborted();
-    const ask = { ...asked, id: String(++this.#lastId) };
+    const id = String(++this.#lastId);
     return new Promise((resolve, reject) => {
-      const giveUp = () => this.#input((states) => states.giveUp(ask.id));
-      const settle = (reply: Reply, holding: Holding | undefined) => {
+      const giveUp = () => this.#input((states) => states.giveUp(id));
+      const holding = new Holding({ ...asked, id }, (reply) => {
         signal?.removeEventListener("abort", giveUp);
-        if (holding) resolve(holding);
-        else if (reply.error === "GivenUp") reject(signal?.reason);
-        else {
-          const table = token === undefined ? undefined : names[0];
-          reject(toldOfAcquire(reply, names, acquire.cause, acquire.role, table));
-        }
-      };
-      const acquire: Acquire = { ask, names, settle };
-      this.#acquires.set(ask.id, acquire);
-      signal?.addEventListener("abort", giveUp);
-      this.#input((states) => {
-        if (token === undefined) states.acquire(ask);
-        else states.keepRow(ask, token);
+        if (reply.leases) resolve(holding);
+        else reject(reply.error === "GivenUp" ? signal?.reason : toldOfAcquire(reply, holding));
       });
+      this.#holdings.set(id, holding);
+      signal?.addEventListener("abort", giveUp);
+      this.#input((states) => states.acquire(holding.ask));
     });
   }
 
   remaining(holding: Holding): Left {
-    return { milliseconds: this.#states.remaining(clock(), holding.key) };
+    return { milliseconds: this.#states.remaining(clock(), holding.ask.id) };
   }
 
   /** Throws LeaseLost if it is over, whatever the heartbeat does. */
@@ -357,7 +314,7 @@ export class Heartbeat {
 
   /** Tells of a transaction that has written the rows of row leases, or has ended. */
   touches(holdings: readonly Holding[], begins: boolean): void {
-    for (const { key } of holdings) this.#input((states) => states.touches(key, begins));
+    for (const key of keysOf(holdings)) this.#input((states) => states.touches(key, begins));
   }
 
   hear(holding: Holding, lease: unknown): void {
@@ -370,7 +327,7 @@ export class Heartbeat {
 
   /** No error if that fails: then it ends at its ttl. */
   async release(holding: Holding): Promise<void> {
-    this.#input((states) => states.release(holding.key));
+    this.#input((states) => states.release(holding.ask.id));
     while (holding.over === undefined) await holding.next();
   }
 
@@ -385,8 +342,12 @@ export class Heartbeat {
 
   /** Ends the statement that this session is running, if it is one. */
   cancel(session: unknown): void {
+    if (session === undefined) return;
+    const on = new Connection(() => {});
     const statement = ["SELECT pg_cancel_backend($1::text::integer)", String(session)] as const;
-    if (session !== undefined) void this.#once(statement).catch(() => {});
+    const sent = on.open(this.open, LONGEST).then(() => on.rows(statement));
+    const ends = () => this.#hangUp(on);
+    void within(LONGEST, sent, () => on.cut()).then(ends, ends);
   }
 
   /** Gives everything back, and ends all waits. */
@@ -397,7 +358,7 @@ export class Heartbeat {
   }
 }
 
-const keysOf = (holdings: readonly Holding[]) => holdings.map(({ key }) => key);
+const keysOf = (holdings: readonly Holding[]) => holdings.map(({ ask }) => ask.id);
 
 /** Tokens stay below 2^53 for longer than anybody will care: a number is exact. */
 export function numberOf(token: unknown): number {

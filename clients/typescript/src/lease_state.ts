@@ -78,8 +78,9 @@ export interface Ask {
   readonly slots?: number;
   /** A JSON, which the states of leases do not know. */
   readonly metadata?: string | null;
-  /** Of a row lease, whose name is the key of the row. */
+  /** Of a row lease, whose name is the key of the row: a statement of the worker's has claimed it. */
   readonly table?: string;
+  readonly token?: number;
 }
 
 /** The rows of an answer, by what the call does; an acquire that is `taken` has none. */
@@ -231,17 +232,12 @@ export class LeaseStates implements Place {
 
   // What the program asks: each of these is an input, within a step.
 
-  acquire(ask: Ask): LeaseState {
+  acquire(ask: Ask): void {
     const lease = new LeaseState(ask, this.#now);
     this.#leases.set(lease.key, lease);
     if (this.#closedAt < NEVER) this.#finish(lease, { error: "Closed" });
-    return lease;
-  }
-
-  /** A row that a statement of the worker's has claimed, at a time that is not known here. */
-  keepRow(ask: Ask, token: number): void {
-    const lease = this.acquire({ ...ask, named: true });
-    if (!lease.isAnswered) this.#granted(lease, token, this.#now - ask.ttl);
+    // When a row was claimed is not known here.
+    else if (ask.token !== undefined) this.#granted(lease, ask.token, this.#now - ask.ttl);
   }
 
   giveUp(id: string): void {

@@ -1,10 +1,10 @@
 /** Leases on the driver `pg`. @module */
 import type { Duplex } from "node:stream";
 import pg from "pg";
-import { Connection, isSettings, type Opener, type Row } from "./connection.js";
+import { isSettings, type Opener, type Session } from "./connection.js";
 import { sessionEnded, TransactionLost } from "./errors.js";
 import * as fence from "./fence.js";
-import type { Counted, Statement } from "./statements.js";
+import type { Counted } from "./statements.js";
 import { FAILED, Transaction } from "./transaction.js";
 
 export * from "./index.js";
@@ -31,7 +31,7 @@ function isPool(one: unknown): one is pg.Pool {
 
 function opener(source: Source): Opener {
   if (typeof source === "function" && !("unsafe" in source))
-    return async () => new PgConnection(await source());
+    return async (_, ended) => sessionOn(await source(), ended);
   const isText = typeof source === "string" || source instanceof URL;
   const settings = isPool(source) ? source.options : source;
   const config = (isText ? { connectionString: String(source) } : settings) as pg.ClientConfig;
@@ -40,15 +40,15 @@ function opener(source: Source): Opener {
       "a connection string, a URL, settings of pg, a pg.Pool or a function that connects";
     throw new TypeError(`a fence takes ${takes}: not ${source}`);
   }
-  return async (limit) => {
+  return async (limit, ended) => {
     const connectionTimeoutMillis = Math.min(limit, config.connectionTimeoutMillis || limit);
     // A pool hides its password from those who list its settings.
     const password = config.password === undefined ? {} : { password: config.password };
     const own: object = { ...config, ...password, connectionTimeoutMillis, binary: false };
     const client = new pg.Client(own);
-    const connection = new PgConnection(client);
+    const session = sessionOn(client, ended);
     await client.connect();
-    return connection;
+    return session;
   };
 }
 
@@ -58,29 +58,23 @@ interface Inner extends Pick<pg.Client, "user" | "end"> {
   readonly processID: number | null;
   unref(): void;
 }
-const innerOf = (client: pg.ClientBase | undefined) => client as unknown as Inner | undefined;
+const innerOf = (client: pg.ClientBase) => client as unknown as Inner;
 /** Columns as the server writes them, whatever the program makes of them. */
 const types = { getTypeParser: () => String } as unknown as pg.CustomTypesConfig;
 
-class PgConnection extends Connection {
-  constructor(readonly client: pg.ClientBase) {
-    super(innerOf(client)?.user);
-    const ended = () => this.ended();
-    client.on("error", ended).on("end", ended);
-  }
-
-  async rows([text, ...values]: Statement): Promise<readonly Row[]> {
-    innerOf(this.client)?.unref();
-    return (await this.client.query<(string | null)[]>({ text, values, rowMode: "array", types }))
-      .rows;
-  }
-
-  protected destroy(): void {
-    innerOf(this.client)?.connection.stream.destroy();
-  }
-  async end(): Promise<void> {
-    await innerOf(this.client)?.end();
-  }
+function sessionOn(client: pg.ClientBase, ended: () => void): Session {
+  client.on("error", ended).on("end", ended);
+  const inner = innerOf(client);
+  return {
+    role: inner.user,
+    async rows([text, ...values]) {
+      inner.unref();
+      const query = { text, values, rowMode: "array", types } as const;
+      return (await client.query<(string | null)[]>(query)).rows;
+    },
+    end: () => inner.end(),
+    destroy: () => void inner.connection.stream.destroy(),
+  };
 }
 
 class PgTransaction extends Transaction<pg.ClientBase> {
@@ -98,7 +92,7 @@ class PgTransaction extends Transaction<pg.ClientBase> {
       const takes = "a connected client of pg 8.21 or newer, and not its native bindings";
       throw new TypeError(`a guard takes ${takes}`);
     }
-    [this.role, this.session] = [innerOf(client)?.user, innerOf(client)?.processID];
+    [this.role, this.session] = [innerOf(client).user, innerOf(client).processID];
     this.isInner = status !== "I";
     await this.#run(this.isInner ? "SAVEPOINT pg_fence" : "BEGIN").catch((error) => {
       // It may have ended before we listened.
@@ -154,7 +148,7 @@ class PgTransaction extends Transaction<pg.ClientBase> {
 
   override cut(why: string): void {
     super.cut(why);
-    innerOf(this.#client)?.connection.stream.destroy();
+    if (this.#client) innerOf(this.#client).connection.stream.destroy();
   }
 
   override leave(): void {

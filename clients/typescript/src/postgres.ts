@@ -1,10 +1,10 @@
 /** Leases on the driver `postgres`. @module */
 import { connect, type Socket } from "node:net";
 import postgres from "postgres";
-import { Connection, isSettings, type Opener, type Row } from "./connection.js";
+import { isSettings, type Opener, type Session } from "./connection.js";
 import { codeOfOpening } from "./errors.js";
 import * as fence from "./fence.js";
-import type { Counted, Statement } from "./statements.js";
+import type { Counted } from "./statements.js";
 import { Transaction } from "./transaction.js";
 
 export * from "./index.js";
@@ -37,7 +37,7 @@ function isOfPostgres(one: unknown): one is On {
 
 function opener(source: Source): Opener {
   if (typeof source === "function" && !("unsafe" in source)) {
-    return async () => PostgresConnection.on(await source());
+    return async (_, ended) => sessionOn(await source(), ended);
   }
   const isText = typeof source === "string" || source instanceof URL;
   if (!isText && !isSettings(source) && !isOfPostgres(source)) {
@@ -47,13 +47,13 @@ function opener(source: Source): Opener {
   // Nothing is connected before the first query.
   const given = (isText ? String(source) : source) as string;
   const { options } = typeof source === "function" ? source : postgres(given);
-  return async (limit) => {
+  return async (limit, ended) => {
     const places = options.host.map((host, at) => [host, options.port[at] ?? 5432] as const);
     const each = limit / places.length;
     let failure: unknown;
     for (const [host, port] of places) {
       try {
-        return await opened(options, host, port, each);
+        return await opened(options, host, port, each, ended);
       } catch (error) {
         // If one of them may be there later, so may the others.
         if (codeOfOpening(failure) !== "connect") failure = error;
@@ -64,7 +64,13 @@ function opener(source: Source): Opener {
 }
 
 /** Connects to one of the hosts. */
-async function opened(options: Sql["options"], host: string, port: number, limit: number) {
+async function opened(
+  options: Sql["options"],
+  host: string,
+  port: number,
+  limit: number,
+  ended: () => void,
+) {
   let socket: Socket | undefined;
   // It looks at `host` where it begins TLS.
   const open = async () =>
@@ -80,7 +86,7 @@ async function opened(options: Sql["options"], host: string, port: number, limit
     transform: { undefined: undefined, column: {}, value: {}, row: {} },
     shared: { retries: 0, typeArrayMap: {} },
   } as object);
-  return PostgresConnection.on(sql, () => socket?.destroy());
+  return sessionOn(sql, ended, () => socket?.destroy());
 }
 
 /** The connection, as the driver shows it to a query's option `onexecute`. */
@@ -104,44 +110,26 @@ function watch(
   return sql.unsafe("SELECT", [], { onexecute } as object);
 }
 
-class PostgresConnection extends Connection {
-  #inner: Inner | undefined;
-
-  constructor(
-    readonly sql: Sql,
-    readonly close: () => void,
-  ) {
-    super(sql.options.user);
-    // The program's rows may be anything; those of this connection are ours.
-    const { transform } = sql.options as { transform?: { row?: { from?: unknown } } };
-    if (transform?.row) transform.row = {};
-  }
-
-  static async on(sql: Sql, close = () => {}): Promise<Connection> {
-    const connection = new PostgresConnection(sql, close);
-    await watch(
-      sql,
-      (inner) => (connection.#inner = inner),
-      () => connection.ended(),
-    );
-    return connection;
-  }
-
-  async rows([text, ...values]: Statement): Promise<readonly Row[]> {
-    // The driver would connect once more.
-    if (this.isEnded) throw new Error("Connection terminated");
-    const rows: (Buffer | null)[][] = await this.sql.unsafe(text, values).raw();
-    return rows.map((row) => row.map((column) => column?.toString() ?? null));
-  }
-
-  protected destroy(): void {
-    this.#inner?.terminate();
-    this.close();
-  }
-  /** Without a limit, the driver would wait for a query of a connection that was ended under it for ever. */
-  end(): Promise<void> {
-    return this.sql.end({ timeout: 1 });
-  }
+/** The one connection of an `sql`; `close` closes its socket, if that is ours. */
+async function sessionOn(sql: Sql, ended: () => void, close = () => {}): Promise<Session> {
+  let inner: Inner | undefined;
+  // The program's rows may be anything; those of this connection are ours.
+  const { transform } = sql.options as { transform?: { row?: unknown } };
+  if (transform?.row) transform.row = {};
+  await watch(sql, (opened) => (inner = opened), ended);
+  return {
+    role: sql.options.user,
+    async rows([text, ...values]) {
+      const rows: (Buffer | null)[][] = await sql.unsafe(text, values).raw();
+      return rows.map((row) => row.map((column) => column?.toString() ?? null));
+    },
+    destroy() {
+      inner?.terminate();
+      close();
+    },
+    // Without a limit, the driver would wait for a query of a connection that was ended under it for ever.
+    end: () => sql.end({ timeout: 1 }),
+  };
 }
 
 const ROLLBACK = new Error("rolled back");

@@ -1,3 +1,4 @@
+import type { Holding } from "./heartbeat.js";
 import type { Ask, CallEffect } from "./lease_state.js";
 
 /** A statement in autocommit, and its parameters: as text, with a cast beside each, whatever a
@@ -30,20 +31,22 @@ const TAKEN = `AS granted LEFT JOIN LATERAL (
 const OUTCOMES = `outcome, extract(epoch FROM remaining)::float8,
   extract(epoch FROM again_in)::float8, code`;
 const PAIRS = "jsonb_to_recordset($1::text::jsonb) AS x(name text, token bigint, holder text)";
-const ROW_TABLE = "$1::text::regclass, $2::text[]::name[]";
-const ROW_COLUMNS = "$3::text::name, $4::text::name";
-const RELEASE_ROWS = `lease_release_rows(${ROW_TABLE}, $5::text[]::jsonb[], $6::bigint[],
-  ${ROW_COLUMNS})`;
+/** What calls for rows begin with, and end with. */
+const [TABLE, COLUMNS] = [
+  "$1::text::regclass, $2::text[]::name[]",
+  "$3::text::name, $4::text::name",
+];
+const RELEASE_ROWS = `lease_release_rows(${TABLE}, $5::text[]::jsonb[], $6::bigint[], ${COLUMNS})`;
 
-/** A column of a row's key. */
-export type Column = string | number | bigint;
-/** A row that is a lease of its own. */
-export type LeaseRow = { readonly table: string; readonly key: string; readonly token: number };
+/** The columns of a row's key, and their values. */
+export type Key = Readonly<Record<string, string | number | bigint>>;
 
-/** A table whose rows are leases, as the first four parameters of its statements. */
-export const tableOf = (table: string, key: object, fence = "fence", deadline = "held_until") =>
+/** A table whose rows are leases, as the parameters of its statements, in JSON. */
+export const tableOf = (table: string, key: Key, fence = "fence", deadline = "held_until") =>
   JSON.stringify([table, list(Object.keys(key)), fence, deadline]);
-const parametersOf = (table: string) => JSON.parse(table) as string[];
+const rowsOf = (table: string, keys: readonly string[], tokens: readonly number[]) =>
+  [...(JSON.parse(table) as string[]), list(keys), list(tokens)] as const;
+const rowOf = ({ ask: { table = "", names }, token }: Holding) => rowsOf(table, names, [token]);
 
 /** Statements that call the extension's functions, in its schema if that is named. */
 export class Statements {
@@ -53,55 +56,61 @@ export class Statements {
     this.#prefix = schema === undefined ? "" : `${quoted(schema)}.`;
   }
 
-  #of(text: string): string {
+  #named(text: string): string {
     return text.replaceAll("lease_", () => `${this.#prefix}lease_`);
   }
 
+  /** What a call sends; an acquire, what is asked for. */
+  of(call: CallEffect, ask: Ask | undefined): Statement {
+    if (call.do === "acquire") return this.#acquire(call, ask as Ask);
+    if (call.do === "undo") return this.#undo(call);
+    return call.do === "release" ? this.#release(call) : this.#keep(call);
+  }
+
   /** One try, or a portion of a wait. */
-  acquire({ names, holder, wait, reclaim }: CallEffect, ask: Ask): Statement {
+  #acquire({ names, holder, wait, reclaim }: CallEffect, ask: Ask): Statement {
     const { metadata = null, shared = false, slots = 1, session = false } = ask;
     const [all, ttl] = [[list(names), String(holder)] as const, interval(ask.ttl)];
     if (names.length !== 1) {
       const text = `SELECT granted, taken.* FROM lease_acquire_all($1::text[], $2::text,
         $3::text::interval, $4::text::jsonb, $5::text::boolean) ${TAKEN}`;
-      return [this.#of(text), ...all, ttl, metadata, String(session)];
+      return [this.#named(text), ...all, ttl, metadata, String(session)];
     }
     const text = `SELECT granted, taken.* FROM lease_acquire(($1::text[])[1], $2::text,
       $3::text::interval, ${WAIT}, $5::text::jsonb, $6::text::boolean, $7::text::integer,
       $8::text::boolean, $9::text::boolean) ${TAKEN}`;
     const kind = [shared, slots, reclaim, session].map(String);
-    return [this.#of(text), ...all, ttl, interval(wait ?? 0), metadata, ...kind];
+    return [this.#named(text), ...all, ttl, interval(wait ?? 0), metadata, ...kind];
   }
 
-  keep({ names, tokens, ttls, table }: CallEffect): Statement {
-    const pairs = [list(names), list(tokens)];
+  #keep({ names, tokens, ttls, table }: CallEffect): Statement {
     if (table === undefined) {
       const text = `SELECT ${OUTCOMES} FROM lease_keep($1::text[], $2::bigint[])`;
-      return [this.#of(text), ...pairs];
+      return [this.#named(text), list(names), list(tokens)];
     }
-    const text = `SELECT ${OUTCOMES} FROM lease_keep_rows(${ROW_TABLE}, $5::text[]::jsonb[],
-      $6::bigint[], $7::text[]::interval[], ${ROW_COLUMNS})`;
-    return [this.#of(text), ...parametersOf(table), ...pairs, list(ttls.map(interval))];
+    const text = `SELECT ${OUTCOMES} FROM lease_keep_rows(${TABLE}, $5::text[]::jsonb[],
+      $6::bigint[], $7::text[]::interval[], ${COLUMNS})`;
+    return [this.#named(text), ...rowsOf(table, names, tokens), list(ttls.map(interval))];
   }
 
-  release(call: CallEffect): Statement {
-    const values = [list(call.names), list(call.tokens), lockTimeout(call)];
-    if (call.table === undefined) {
-      const text = `SELECT lease_release(x.name, x.token)
-        FROM set_config('lock_timeout', $3::text, true), unnest($1::text[], $2::bigint[]) AS x(name, token)`;
-      return [this.#of(text), ...values];
+  #release(call: CallEffect): Statement {
+    const { names, tokens, table } = call;
+    if (table === undefined) {
+      const text = `SELECT lease_release(x.name, x.token) FROM set_config('lock_timeout', $3::text, true),
+        unnest($1::text[], $2::bigint[]) AS x(name, token)`;
+      return [this.#named(text), list(names), list(tokens), lockTimeout(call)];
     }
     const text = `SELECT ${RELEASE_ROWS} FROM set_config('lock_timeout', $7::text, true)`;
-    return [this.#of(text), ...parametersOf(call.table), ...values];
+    return [this.#named(text), ...rowsOf(table, names, tokens), lockTimeout(call)];
   }
 
   /** Releases what a holder has of these names. */
-  undo(call: CallEffect): Statement {
+  #undo(call: CallEffect): Statement {
     const text = `SELECT count(lease_release(n.name, i.first_token))
       FROM set_config('lock_timeout', $1::text, true), unnest($2::text[]) AS n(name),
         lease_info(n.name) AS i
       WHERE i.holder = $3::text AND i.state = 'held'`;
-    return [this.#of(text), lockTimeout(call), list(call.names), String(call.holder)];
+    return [this.#named(text), lockTimeout(call), list(call.names), String(call.holder)];
   }
 
   /** In the same order everywhere, so that no two transactions wait for each other. Each
@@ -111,20 +120,18 @@ export class Statements {
     const token = isAdopted ? "(SELECT lease_adopt(x.name, x.token, x.holder))" : "x.token";
     const from = `FROM (SELECT count(lease_guard(x.name, ${token})) AS n
       FROM (SELECT * FROM ${PAIRS} ORDER BY name COLLATE "C") AS x) AS guarded WHERE n > 0`;
-    return { from: this.#of(from), values: [jsonOf(pairs)] };
+    return { from: this.#named(from), values: [jsonOf(pairs)] };
   }
 
-  /** Writes a row under its token. One row, unless there is none under that any more. */
-  guardRow({ table, key, token }: LeaseRow): Counted {
-    const row = `lease_guard_row(${ROW_TABLE}, $5::text::jsonb, $6::text::bigint, ${ROW_COLUMNS})`;
-    const values = [...parametersOf(table), key, String(token)];
-    return { from: this.#of(`FROM ${row} AS token WHERE token IS NOT NULL`), values };
+  /** Writes a row under its token. No row, if it is not there under that. */
+  guardRow(holding: Holding): Counted {
+    const row = `lease_guard_row(${TABLE}, ($5::text[]::jsonb[])[1], ($6::bigint[])[1], ${COLUMNS})`;
+    return { from: this.#named(`FROM ${row} AS t WHERE t IS NOT NULL`), values: rowOf(holding) };
   }
 
   /** Gives a row up, unless the work has. */
-  lastOfRow({ table, key, token }: LeaseRow): Counted {
-    const values = [...parametersOf(table), list([key]), list([token])];
-    return { from: this.#of(`FROM ${RELEASE_ROWS}`), values };
+  lastOfRow(holding: Holding): Counted {
+    return { from: this.#named(`FROM ${RELEASE_ROWS}`), values: rowOf(holding) };
   }
 
   /** As many rows as the number of the first pair under which there is nothing to be released. */
@@ -132,7 +139,7 @@ export class Statements {
     const ended = "min(x.at) FILTER (WHERE lease_release(x.name, x.token) IS NULL)";
     const from = `FROM generate_series(1, (SELECT ${ended}
       FROM (SELECT *, row_number() OVER () AS at FROM ${PAIRS}) AS x))`;
-    return { from: this.#of(from), values: [jsonOf(pairs)] };
+    return { from: this.#named(from), values: [jsonOf(pairs)] };
   }
 }
 

@@ -163,11 +163,11 @@ class Guard<Tx> {
     readonly transaction: Transaction<Tx>,
   ) {
     const { holdings, adopted, release } = of;
-    this.#named = holdings.filter(({ row }) => !row);
-    this.#rows = holdings.filter(({ row }) => row);
+    this.#named = holdings.filter(({ isRow }) => !isRow);
+    this.#rows = holdings.filter(({ isRow }) => isRow);
     const pairs = this.#named.flatMap(({ names, token }) => names.map((name) => ({ name, token })));
     this.#pairs = adopted ? [adopted] : pairs;
-    this.#held = holdings.filter(({ row, over }) => !(row && release && over === "deadline"));
+    this.#held = holdings.filter(({ isRow, over }) => !(isRow && release && over === "deadline"));
   }
 
   async run<T>(work: (tx: Tx) => PromiseLike<T>): Promise<T> {
@@ -207,7 +207,11 @@ class Guard<Tx> {
   async #does<T>(work: (tx: Tx) => PromiseLike<T>): Promise<T> {
     const { heartbeat, holdings, release } = this.of;
     const tx = await this.transaction.begin();
-    await this.#guardRows();
+    // Rows are written first, so that nobody else gets them.
+    for (const row of this.#rows) {
+      const count = await this.transaction.count(heartbeat.statements.guardRow(row));
+      if (count === 0) throw this.#gone(row.names, row);
+    }
     this.#isTouching = this.#rows.length > 0;
     if (this.#isTouching) heartbeat.touches(this.#rows, true);
     if (this.#pairs.length > 0)
@@ -226,21 +230,9 @@ class Guard<Tx> {
     return result;
   }
 
-  /** Writes the rows first, so that nobody else gets them. */
-  async #guardRows(): Promise<void> {
-    const { statements } = this.of.heartbeat;
-    for (const holding of this.#rows) {
-      const { row, names } = holding;
-      const count = row ? await this.transaction.count(statements.guardRow(row)) : 1;
-      if (count === 0) throw this.#gone(names, holding);
-    }
-  }
-
   async #release(): Promise<void> {
     const { statements } = this.of.heartbeat;
-    for (const { row } of this.#rows) {
-      if (row) await this.transaction.count(statements.lastOfRow(row));
-    }
+    for (const row of this.#rows) await this.transaction.count(statements.lastOfRow(row));
     if (this.#pairs.length === 0) return;
     const ended = this.#pairs[(await this.transaction.count(statements.last(this.#pairs))) - 1];
     const isOf = ({ names, token }: Holding) =>

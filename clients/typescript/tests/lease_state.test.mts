@@ -61,7 +61,7 @@ function lead(
 function input(states: LeaseStates, what: string, of: any): void {
   const does: Record<string, () => void> = {
     acquire: () => states.acquire(of),
-    keep_row: () => states.keepRow({ ...of, names: [of.key] }, of.token),
+    keep_row: () => states.acquire({ ...of, names: [of.key] }),
     give_up: () => states.giveUp(of.id),
     release: () => states.release(of.key),
     check: () => states.check(of.key),
