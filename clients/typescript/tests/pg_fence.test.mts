@@ -134,6 +134,8 @@ test("the types are strict, and what is wrong is named before anything is sent",
     [/SAVEPOINT can only/, () => adopted.guard((text: string) => admin.query(text), began)],
     // @ts-expect-error a key has columns
     [/^TypeError: a key/, () => fence.keepRow("runs", 1, 1)],
+    [/relation "nowhere" does not exist/, () => fence.keepRow("nowhere", { id: 1 }, 1)],
+    [/^Refused: .* bigint: "a"/, () => fence.keepRow("runs", { part: "a", id: "a" }, 1)],
   ];
   for (const [error, call] of wrong) await assert.rejects(call as any, error);
   const sqlOfBun = Object.assign(async () => [], { unsafe() {}, options: {} });
