@@ -1,10 +1,8 @@
 import type { Holding } from "./heartbeat.js";
-import type { Reason, Reply } from "./lease_state.js";
+import type { Reason, Reply, WaitsFor } from "./lease_state.js";
 
-export type { Reason };
+export type { Reason, WaitsFor };
 export type Left = { readonly milliseconds: number };
-/** What ends a lease that is taken: its ttl, the commit of its acquire, the end of a guard. */
-export type WaitsFor = "ttl" | "commit" | "guard";
 
 /** The base of all. */
 export class FenceError extends Error {
@@ -222,9 +220,11 @@ export function toldOfAcquire(reply: Reply, { names, cause, role, ask }: Holding
   if (error === "LeaseLost" && !isRefused) return new LeaseLost(reason, names);
   if (error === "Closed") return new Closed("the fence is closed");
   if (error === "NoConnection" || error === "NoAnswer") {
-    const what = `${error === "NoAnswer" ? "the server has not answered in time" : "no connection to the server"}`;
+    const [Type, what] =
+      error === "NoAnswer"
+        ? [NoAnswer, "the server has not answered in time"]
+        : [NoConnection, "no connection to the server"];
     const why = cause instanceof Error ? `: ${cause.message || sqlstateOf(cause)}` : "";
-    const Type = error === "NoAnswer" ? NoAnswer : NoConnection;
     return Object.assign(new Type(what + why, cause), { inDoubt, sqlstate });
   }
   return toldOfCall(cause, role, ask.table && names[0]);

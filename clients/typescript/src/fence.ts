@@ -310,11 +310,13 @@ export class Fence<On, Tx> {
     // If the answer to an acquire was lost, its own holder takes the grant over.
     const ask = askedFor(name, { ttl, holder: holderOf(), reclaim: true });
     const leader = new LeadState(ask.ttl, this.#heartbeat.spread);
+    const none = { token: 0, remaining: { milliseconds: 0 }, reason: undefined };
+    const interrupted = { kind: "interrupted", names: [name], ...none } as const;
     let [effects, failure]: [LeadEffect[], unknown] = [leader.start(), undefined];
     for (;;) {
       for (const effect of effects) {
         if ("log" in effect) warn(`${name} ${effect.log}, and it is tried again: ${failure}`);
-        else if ("event" in effect) this.#heartbeat.tell(interrupted(name));
+        else if ("event" in effect) this.#heartbeat.tell(interrupted);
         else if (effect.lead === "end") throw failure;
         else if (effect.lead === "pause") {
           await sleep(effect.pause, undefined, stop && { signal: stop }).catch(() => {});
@@ -325,7 +327,7 @@ export class Fence<On, Tx> {
       try {
         holding = await this.#heartbeat.acquire({ ...ask, wait: Infinity }, stop);
         leader.granted(now());
-        return await this.#during(holding, work);
+        return (await this.#during(holding, work)) as T;
       } catch (error) {
         failure = error;
         if (!holding && stop?.aborted) return undefined;
@@ -344,12 +346,6 @@ export class Fence<On, Tx> {
     return this.close();
   }
 
-  #during(holding: Holding): Promise<Lease<On, Tx>>;
-  #during<T>(holding: Holding, work: (lease: Lease<On, Tx>) => PromiseLike<T>): Promise<T>;
-  #during(
-    holding: Holding,
-    work?: (lease: Lease<On, Tx>) => PromiseLike<unknown>,
-  ): Promise<unknown>;
   /** An error that ends the work is never replaced; if it has none, and the lease is lost, that is
    * told. */
   async #during(holding: Holding, work?: (lease: Lease<On, Tx>) => PromiseLike<unknown>) {
@@ -367,11 +363,6 @@ export class Fence<On, Tx> {
       throw errors.ofSignal(error);
     }
   }
-}
-
-function interrupted(name: string): LeaseEvent {
-  const none = { token: 0, remaining: { milliseconds: 0 }, reason: undefined };
-  return { kind: "interrupted", names: [name], ...none };
 }
 
 function guardOf<On, Tx>(

@@ -1,3 +1,4 @@
+import { setMaxListeners } from "node:events";
 import { Connection, within, type Opener, type Row } from "./connection.js";
 import { codeOfOpening, LeaseLost, sessionEnded, sqlstateOf } from "./errors.js";
 import { toldOfAcquire, type Left, type Reason } from "./errors.js";
@@ -41,12 +42,7 @@ export class Holding {
   /** The error of the last call, and the role of its connection. */
   cause: unknown;
   role: string | undefined;
-  /** Breaks off the transactions that are in a guard of it. Each keeps the leases of its guard from
-   * being collected. */
-  readonly cuts = new Map<() => void, readonly unknown[]>();
-  /** The lease whose signal the program has, so that it is not collected while work goes by the
-   * signal alone. */
-  lease: unknown;
+  /** Tells the program of a loss, and the transactions that are in a guard of it. */
   readonly aborts = new AbortController();
   /** Its holder knows of its loss, or waits for that. */
   isHeard = false;
@@ -58,6 +54,7 @@ export class Holding {
     /** Answers the acquire. */
     readonly settle: (reply: Reply) => void,
   ) {
+    setMaxListeners(0, this.aborts.signal);
     this.names = ask.table === undefined ? ask.names : [JSON.parse(ask.table)[0], ...ask.names];
   }
 
@@ -70,7 +67,6 @@ export class Holding {
   }
 
   lost(cause?: unknown): LeaseLost {
-    this.isHeard = true;
     return new LeaseLost(this.over ?? "released", this.names, cause, this.advice);
   }
 
@@ -89,8 +85,9 @@ export class Heartbeat {
   readonly spread = Math.floor(Math.random() * 1001);
   readonly #states = new LeaseStates(this.spread);
   readonly #holdings = new Map<string, Holding>();
-  /** Those whose loss somebody waits for, so that the process stays alive. */
-  readonly #heard = new Set<Holding>();
+  /** The leases whose signal the program has: the process stays alive, and none is collected while
+   * work goes by the signal alone. */
+  readonly #heard = new Map<Holding, unknown>();
   readonly #connections = new Map<number, Connection>();
   readonly #ending = new Set<Promise<void>>();
   #lastId = 0;
@@ -167,16 +164,10 @@ export class Heartbeat {
       this.#heard.delete(holding);
       this.#ended.push([reason, holding.names]);
       holding.over = kind === "lost" ? reason : "released";
-      [holding.advice, holding.lease] = [advice, undefined];
+      holding.advice = advice;
     }
     if (kind !== "acquired") for (const go of holding.waiting.splice(0)) go();
-    if (kind === "lost") {
-      const loss = new LeaseLost(reason ?? "gone", holding.names, undefined, advice);
-      this.#toTell.push(() => holding.aborts.abort(loss));
-      this.#toTell.push(() => {
-        for (const cut of [...holding.cuts.keys()]) cut();
-      });
-    }
+    if (kind === "lost") this.#toTell.push(() => holding.aborts.abort(holding.lost()));
     const left = { milliseconds: remaining };
     this.tell({ kind, names: holding.names, token, remaining: left, reason }, true);
   }
@@ -292,6 +283,7 @@ export class Heartbeat {
   check(holding: Holding): void {
     if (this.remaining(holding).milliseconds > 0) return;
     this.#input(() => {});
+    holding.isHeard = true;
     throw holding.lost();
   }
 
@@ -319,9 +311,7 @@ export class Heartbeat {
 
   hear(holding: Holding, lease: unknown): void {
     holding.isHeard = true;
-    if (holding.over !== undefined) return;
-    holding.lease = lease;
-    this.#heard.add(holding);
+    if (holding.over === undefined) this.#heard.set(holding, lease);
     this.#plan(clock());
   }
 

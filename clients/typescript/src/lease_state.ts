@@ -16,6 +16,8 @@ export const NEVER = Infinity;
 /** Why a lease has ended. */
 export type Reason =
   "deadline" | "gone" | "refused" | "session" | "at_most" | "keeper" | "released" | "unconfirmed";
+/** What ends a lease that is taken: its ttl, the commit of its acquire, the end of a guard. */
+export type WaitsFor = "ttl" | "commit" | "guard";
 type Verb = "acquire" | "keep" | "keep_row" | "release" | "undo";
 type Stage = "begins" | "committed" | "rolled back" | "in doubt" | "inner";
 
@@ -47,7 +49,7 @@ export interface Told extends Taken {
   inDoubt?: boolean;
   reason?: Reason | undefined;
   advice?: string | undefined;
-  waitsFor?: "ttl" | "commit" | "guard" | undefined;
+  waitsFor?: WaitsFor | undefined;
 }
 export type Reply = Told & { reply: string; leases?: readonly string[] };
 export interface LogEffect {
@@ -111,6 +113,7 @@ interface Call {
   readonly link: Link;
   readonly limit: number;
   readonly leases: readonly LeaseState[];
+  /** For which it is, if it is one. */
   readonly undo: Undo | undefined;
   sent: number | undefined;
   until: number;
@@ -192,7 +195,7 @@ const isExclusive = ({ shared, slots = 1 }: Ask) => !shared && slots === 1;
 const reclaims = (lease: LeaseState) =>
   !!lease.ask.reclaim || (isOne(lease) && isExclusive(lease.ask) && !lease.ask.named);
 const holderOf = ({ ask, series }: LeaseState) => ask.holder + (series > 1 ? `/${series}` : "");
-/** The names that a release gives back. */
+/** All names; of one that is lost, what is to be given back. */
 const owed = ({ rest, names }: LeaseState) => (rest.length > 0 ? rest : names);
 
 /** The shortest time until the next renewal, of what is left. */
@@ -481,7 +484,6 @@ export class LeaseStates implements Place {
     place: Place,
     limit: number,
     more: Partial<CallEffect> = {},
-    undo?: Undo,
   ): void {
     const open = !place.link;
     place.link ??= this.#newLink(place);
@@ -489,21 +491,21 @@ export class LeaseStates implements Place {
     const sent = open ? undefined : this.#now;
     const until = this.#now + (open ? Math.max(limit, SHORTEST_OPENING) : limit);
     const number = ++this.#lastCall;
+    const undo = verb === "undo" ? (place as Undo) : undefined;
     const call: Call = { number, do: verb, link, limit, leases, undo, sent, until };
     this.#calls.set(number, call);
     if (place === this) this.#calling = call;
     if (!open) this.#isSent(call);
     for (const lease of leases) lease.call = call;
     if (undo) undo.call = call;
-    const namesOf = (lease: LeaseState) => (verb === "release" ? owed(lease) : lease.names);
     const each = <T>(of: (lease: LeaseState) => T) =>
-      leases.flatMap((lease) => namesOf(lease).map(() => of(lease)));
+      leases.flatMap((lease) => owed(lease).map(() => of(lease)));
     this.#effects.push({
       call: number,
       do: verb,
       on: link.number,
       open,
-      names: leases.flatMap(namesOf),
+      names: leases.flatMap(owed),
       tokens: each(({ token }) => token),
       ttls: each(({ ttl }) => ttl),
       limit,
@@ -525,11 +527,8 @@ export class LeaseStates implements Place {
 
   /** A third of the smallest ttl of all that are held, and of what is asked for. */
   #limit(ttl = NEVER): number {
-    let smallest = ttl;
-    for (const lease of this.#leases.values()) {
-      if (lives(lease)) smallest = Math.min(smallest, lease.ttl);
-    }
-    return Math.min(LONGEST_CALL, Math.floor(smallest / 3));
+    const least = Math.min(ttl, smallest(this.#all().filter(lives)));
+    return Math.min(LONGEST_CALL, Math.floor(least / 3));
   }
 
   /** How long conflicts and releases are tried again. */
@@ -618,12 +617,7 @@ export class LeaseStates implements Place {
   // Renewals.
 
   #keepAnswered(call: Call, outcomes: readonly Outcome[]): void {
-    let at = 0;
-    const all = call.leases.map((lease) => {
-      const from = at;
-      at += lease.names.length;
-      return [lease, outcomes.slice(from, at)] as const;
-    });
+    const all = byLease(call, outcomes);
     const gotOn = all.some(([, of]) => of.every(([outcome]) => outcome === "kept"));
     for (const [lease, of] of all) this.#renewal(lease, of, call, gotOn);
   }
@@ -672,8 +666,7 @@ export class LeaseStates implements Place {
     // What confirms a row may be wrong in itself: a name, or a value of the key.
     const isWrong = leases.some(confirmsRow) && !passes(code);
     const isRefused = isWrong || (!isConnection && ["42501", "42883", "3F000"].includes(code));
-    const smallest = leases.reduce((least, { ttl }) => Math.min(least, ttl), NEVER);
-    let again = this.#now + this.#pause(smallest);
+    let again = this.#now + this.#pause(smallest(leases));
     if (code === "unsent") again = this.#now;
     else if (code === "panicked") this.died();
     else if (!isRefused && !this.#isOut && leases.some(lives)) {
@@ -816,7 +809,7 @@ export class LeaseStates implements Place {
 
   #sendUndo(undo: Undo): void {
     const { names, holder } = undo;
-    this.#start("undo", [], undo, ownLimit(undo.ttl), { names, holder }, undo);
+    this.#start("undo", [], undo, ownLimit(undo.ttl), { names, holder });
   }
 
   #undoAnswered(undo: Undo, released: number): void {
@@ -857,11 +850,11 @@ export class LeaseStates implements Place {
   #sendRelease(first: LeaseState, leases: readonly LeaseState[]): void {
     const isDue = (lease: LeaseState) => this.#isReleaseDue(lease) && !lease.giving?.isAlone;
     const all = first.giving?.isAlone ? [first] : within(MOST_RELEASED, leases.filter(isDue));
-    const smallest = all.reduce((least, { ttl }) => Math.min(least, ttl), NEVER);
     // The connection of a session lease serves if there is no shared one.
     const isIdle = [...this.#calls.values()].every(({ link }) => link !== first.link);
     const isOwn = first.ask.session && first.link && isIdle && !this.link && all.length === 1;
-    this.#start("release", all, isOwn ? first : this, Math.min(this.#limit(), ownLimit(smallest)));
+    const limit = Math.min(this.#limit(), ownLimit(smallest(all)));
+    this.#start("release", all, isOwn ? first : this, limit);
   }
 
   #isReleaseDue({ giving, call }: LeaseState): boolean {
@@ -869,11 +862,8 @@ export class LeaseStates implements Place {
   }
 
   #releaseAnswered(call: Call, closing: readonly Rows["release"][]): void {
-    let at = 0;
-    for (const lease of call.leases) {
-      const from = at;
-      at += owed(lease).length;
-      const isGone = closing.slice(from, at).includes(null);
+    for (const [lease, of] of byLease(call, closing)) {
+      const isGone = of.includes(null);
       const isKnown = !lease.giving?.isInDoubt && lease.ask.table === undefined;
       const isLoss = isGone && isKnown && this.#now < lease.deadline;
       lease.giving = undefined;
@@ -948,6 +938,19 @@ export class LeaseStates implements Place {
 }
 
 const NOWHERE = { link: undefined, call: undefined };
+
+/** The rows of an answer, one for each name. */
+function byLease<R>({ leases }: Call, rows: readonly R[]) {
+  let at = 0;
+  return leases.map((lease) => {
+    const from = at;
+    at += owed(lease).length;
+    return [lease, rows.slice(from, at)] as const;
+  });
+}
+
+const smallest = (leases: readonly LeaseState[]) =>
+  leases.reduce((least, { ttl }) => Math.min(least, ttl), NEVER);
 
 /** As many as have no more names than that together, and one in any case. */
 function within(most: number, leases: readonly LeaseState[]): readonly LeaseState[] {

@@ -174,8 +174,7 @@ class Guard<Tx> {
     const { transaction, of } = this;
     this.#check();
     // From here on a loss breaks the connection off, if it hangs, too.
-    const cut = () => transaction.cut("the lease is lost");
-    for (const { cuts } of this.#held) cuts.set(cut, of.leases);
+    for (const { aborts } of this.#held) aborts.signal.addEventListener("abort", this.#cut);
     let ends: "committed" | "inner" | "in doubt" | "rolled back" = "rolled back";
     try {
       const result = await this.#does(work);
@@ -195,10 +194,13 @@ class Guard<Tx> {
     } finally {
       if (this.#isResting) of.heartbeat.last(of.holdings, ends);
       if (this.#isTouching) of.heartbeat.touches(this.#rows, false);
-      for (const { cuts } of this.#held) cuts.delete(cut);
+      for (const { aborts } of this.#held) aborts.signal.removeEventListener("abort", this.#cut);
       transaction.leave();
     }
   }
+
+  /** It refers to this, and so to the leases of the guard: none is collected before the end. */
+  readonly #cut = () => this.transaction.cut("the lease is lost");
 
   #check(): void {
     for (const holding of this.#held) this.of.heartbeat.check(holding);
@@ -259,9 +261,10 @@ class Guard<Tx> {
       await new Promise(setImmediate);
       // A connection of something else may have broken: that is the work's own business.
       if (state !== "" || transaction.broken !== undefined || !transaction.showsEnd) {
-        const lost = this.#held.find(({ isLost }) => isLost)?.lost(error);
+        const lost = this.#held.find(({ isLost }) => isLost);
+        if (lost) lost.isHeard = true;
         const what = `the session ended under the transaction: ${(error as Error).message}`;
-        return lost ?? new TransactionLost(what, error);
+        return lost?.lost(error) ?? new TransactionLost(what, error);
       }
     }
     if (state === "PF001" || state === "PF004") of.heartbeat.suspect(of.holdings);
