@@ -220,8 +220,7 @@ final class Tests {
         told(wrong, "wait", () -> new Options().waitUpTo(ofSeconds(-1)));
         told(wrong, "at most", () -> new Options().atMost(ZERO));
         told(wrong, "several", () -> fence.lease(List.of("a", "b"), LONG.shared()));
-        told(wrong, "fence_protect", () -> fence.keepRow("pg_class", 7, 7, SHORT));
-        told(wrong, "has 1 columns", () -> fence.keepRow("runs", List.of(7, 8), 7, ofDays(1)));
+        told(wrong, "a key", () -> fence.keepRow("runs", Map.of(), 7, SHORT));
         told(missing, "name of", () -> fence.lease(Arrays.asList("a", null), LONG));
         told(missing, "the name", () -> fence.lease((String) null));
         told(Refused.class, "512 bytes", () -> fence.lease("x".repeat(600)));
@@ -278,7 +277,7 @@ final class Tests {
     void aRowIsKeptAndFinished() throws Exception {
         String claim = "UPDATE runs SET held_until = clock_timestamp() + '2 s' RETURNING fence";
         long token = Long.parseLong(sql(claim));
-        Lease lease = fence.keepRow("runs", 7, token, ofSeconds(3));
+        Lease lease = fence.keepRow("runs", Map.of("id", 7), token, ofSeconds(3));
         assertEquals("public.runs " + token, lease.names().get(0) + " " + lease.token());
         Thread.sleep(4000);
         assertEquals("t", sql("SELECT held_until > now() FROM runs"));
@@ -288,8 +287,10 @@ final class Tests {
         lease.guardAndRelease(on, () -> sql(on, "UPDATE runs SET state = 'done'"));
         assertEquals("done", sql("SELECT state FROM runs WHERE held_until IS NULL"));
         assertFalse(lease.isHeld());
-        assertThrows(LeaseLost.class, () -> fence.keepRow("runs", "7", token, ofSeconds(3)));
-        fence.keepRow("runs", 7L, Long.parseLong(sql(claim)), ofMinutes(1)).close();
+        assertThrows(
+                LeaseLost.class,
+                () -> fence.keepRow("runs", Map.of("id", "7"), token, ofSeconds(3)));
+        fence.keepRow("runs", Map.of("id", 7L), Long.parseLong(sql(claim)), ofMinutes(1)).close();
         assertEquals("t", sql("SELECT held_until IS NULL FROM runs"));
     }
 

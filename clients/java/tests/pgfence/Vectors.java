@@ -93,13 +93,8 @@ final class Vectors {
                         case "keep_row" ->
                                 states.keepRow(
                                         ask(id, List.of(key), with),
-                                        new Row(
-                                                text(with, "table"),
-                                                number(with, "token", 0),
-                                                with.has("sent")
-                                                        ? with.get("sent").getAsLong()
-                                                        : null,
-                                                is(with, "managed")));
+                                        text(with, "table"),
+                                        number(with, "token", 0));
                         case "give_up" -> states.giveUp(id);
                         case "release" -> states.release(key);
                         case "check" -> states.check(key);
@@ -141,7 +136,6 @@ final class Vectors {
         Long token = null;
         Taken taken = null;
         List<Outcome> outcomes = new ArrayList<>();
-        List<RowOutcome> rows = new ArrayList<>();
         List<Boolean> released = new ArrayList<>();
         long undone = 0;
         if (with.has("taken")) {
@@ -159,7 +153,7 @@ final class Vectors {
             columns.addAll(Collections.nCopies(3, NOTHING));
             if (columns.get(0).isJsonArray()) {
                 token = columns.get(1).getAsLong();
-            } else if (columns.get(0).getAsString().matches("kept|lost|later|refused")) {
+            } else {
                 String code = columns.get(3).isJsonNull() ? null : columns.get(3).getAsString();
                 outcomes.add(
                         new Outcome(
@@ -167,21 +161,9 @@ final class Vectors {
                                 span(columns.get(1)),
                                 span(columns.get(2)),
                                 code));
-            } else {
-                boolean isEnded = columns.get(2).getAsString().equals("ended");
-                long remaining =
-                        columns.get(2).getAsJsonPrimitive().isNumber()
-                                ? columns.get(2).getAsLong()
-                                : 0;
-                rows.add(
-                        new RowOutcome(
-                                columns.get(0).getAsString(),
-                                columns.get(1).getAsLong(),
-                                remaining,
-                                isEnded));
             }
         }
-        return new Answer(token, taken, outcomes, rows, released, undone);
+        return new Answer(token, taken, outcomes, released, undone);
     }
 
     private List<Effect> leads(long at, JsonObject with) {

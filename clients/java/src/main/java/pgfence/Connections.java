@@ -78,7 +78,7 @@ final class Connections {
         private volatile long usedAt;
 
         /** The role that has logged in. */
-        volatile String role = "…";
+        volatile String role;
 
         One(int number) {
             this.number = number;

@@ -109,21 +109,29 @@ public final class Fence implements AutoCloseable {
 
     /**
      * Keeps a row of a table whose rows are leases of their own, which a statement of yours has
-     * claimed: under the token that it returned, with its ttl, by the value of its primary key (a
-     * list of several columns). The claim is confirmed first. Finish the row in a {@link
-     * Lease#guardAndRelease}.
+     * claimed: under the token that it returned, with its ttl. The table is named as in SQL, the
+     * row by the columns of a key and their values. The claim is confirmed first. Finish the row in
+     * a {@link Lease#guardAndRelease}.
      *
      * @throws LeaseLost if somebody else has claimed it since
      */
-    public Lease keepRow(String table, Object key, long token, Duration ttl)
+    public Lease keepRow(String table, Map<String, ?> key, long token, Duration ttl)
             throws SQLException, InterruptedException {
         return keepRow(table, key, token, new Options().ttl(ttl));
     }
 
-    /** The same, by the ttl of the options, and no longer than at most. */
-    public Lease keepRow(String table, Object key, long token, Options options)
+    /** The same, by the ttl and the columns of the options, and no longer than at most. */
+    public Lease keepRow(String table, Map<String, ?> key, long token, Options options)
             throws SQLException, InterruptedException {
-        return heartbeat.keepRow(table, key, token, options);
+        // In the same order, whatever the map's is: one statement keeps the rows of a table.
+        Map<String, ?> sorted = new TreeMap<>(key);
+        if (table == null || key.isEmpty() || sorted.containsValue(null)) {
+            throw new IllegalArgumentException("a row has a table and a key, without null");
+        }
+        Statements.Table of =
+                new Statements.Table(
+                        table, List.copyOf(sorted.keySet()), options.fence, options.deadline);
+        return heartbeat.keepRow(of, Statements.row(sorted.values()), token, options);
     }
 
     /** As {@link Lease#guard(Connection, Holding.Step)}, by several leases at once. */

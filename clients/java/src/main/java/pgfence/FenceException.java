@@ -240,22 +240,29 @@ public sealed class FenceException extends RuntimeException {
 
     /** The role may not use this lease. */
     public static final class NotGranted extends FenceException {
-        private NotGranted(String role, Throwable cause) {
+        private NotGranted(String role, Statements.Table table, Throwable cause) {
             super(
                     "the role "
                             + role
-                            + " may not use the lease: "
-                            + cause.getMessage()
-                            + "; "
-                            + (cause.toString().contains("was granted to another role")
-                                    ? ANOTHER_ROLE
-                                    : "an administrator grants it: SELECT fence_grant('"
-                                            + role
-                                            + (cause.toString().contains("lease_adopt")
-                                                    ? "', 'adopter')"
-                                                    : "')")),
+                            + (table == null
+                                    ? " may not use the lease: " + cause.getMessage() + "; "
+                                    : " may not keep rows of "
+                                            + table.name()
+                                            + ": "
+                                            + cause.getMessage())
+                            + remedy(role, table, cause.toString()),
                     false,
                     cause);
+        }
+
+        private static String remedy(String role, Statements.Table table, String cause) {
+            if (table != null) {
+                return "; it needs SELECT and UPDATE";
+            }
+            String level = cause.contains("lease_adopt") ? "', 'adopter')" : "')";
+            return cause.contains("was granted to another role")
+                    ? ANOTHER_ROLE
+                    : "an administrator grants it: SELECT fence_grant('" + role + level;
         }
     }
 
@@ -360,7 +367,7 @@ public sealed class FenceException extends RuntimeException {
         }
         return isEnd(error) && !neverOpens(error)
                 ? "ConnectionLost"
-                : state.matches("(25|40|53|57|58)...|55P03") ? "passing" : "own";
+                : LeaseState.passes(state) ? "passing" : "own";
     }
 
     /** The meaning of an error of the work's own: a refusal of the fence, or itself. */
@@ -368,14 +375,18 @@ public sealed class FenceException extends RuntimeException {
         return stateOf(error).startsWith("PF") ? refused(error) : error;
     }
 
-    /** The meaning of an error of one of our own statements, on a connection of that role. */
-    static Throwable ofCall(Throwable error, String role) {
+    /**
+     * The meaning of an error of one of our own statements, on a connection of that role, about
+     * rows of that table or about names.
+     */
+    static Throwable ofCall(Throwable error, String role, Statements.Table table) {
         String state = stateOf(error);
-        if (state.matches("42883|3F000")) {
+        // The schema that a row's statement misses is the table's.
+        if (state.equals("42883") || state.equals("3F000") && table == null) {
             return new NotInstalled(error);
         }
         if (state.equals("42501")) {
-            return new NotGranted(role, error);
+            return new NotGranted(role, table, error);
         }
         return state.matches("(PF|22|55|0A|53).*") && !state.equals("55P03")
                 ? refused(error)

@@ -35,7 +35,6 @@ final class Heartbeat {
     private final Map<String, Lease> leases = new HashMap<>();
     private final Map<String, Acquire> acquires = new HashMap<>();
     private final Map<Integer, One> connections = new HashMap<>();
-    private final Map<String, Statements.Table> tables = new ConcurrentHashMap<>();
     private final CompletableFuture<Void> closed = new CompletableFuture<>();
     private final Deque<Effect> effects = new ArrayDeque<>();
 
@@ -58,19 +57,23 @@ final class Heartbeat {
     }
 
     /** An acquire that is under way. */
-    private static final class Acquire {
+    static final class Acquire {
+        /** Of a row the table and the key. */
         final List<String> names;
+
+        final Statements.Table table;
         final Options options;
         final CompletableFuture<Reply> answer = new CompletableFuture<>();
 
-        /** The error of a call, and the role of its connection. */
+        /** The error of a call, and the role of its connection, if that could be opened. */
         final CompletableFuture<Throwable> failed = new CompletableFuture<>();
 
         volatile Throwable cause;
-        volatile String role = "…";
+        volatile String role;
 
-        Acquire(List<String> names, Options options) {
+        Acquire(List<String> names, Statements.Table table, Options options) {
             this.names = names;
+            this.table = table;
             this.options = options;
         }
     }
@@ -246,10 +249,7 @@ final class Heartbeat {
         Fence.Event.Kind kind = Fence.Event.Kind.valueOf(event.event().toUpperCase(Locale.ROOT));
         switch (kind) {
             case ACQUIRED -> {
-                Grant grant = states.grant(event.key());
-                lease =
-                        new Lease(
-                                this, grant, grant.table == null ? null : tables.get(grant.table));
+                lease = new Lease(this, states.grant(event.key()), acquires.get(event.key()));
                 leases.put(event.key(), lease);
             }
             case RENEWED -> lease.renewals++;
@@ -288,17 +288,15 @@ final class Heartbeat {
     private void send(Call call) {
         One one = call.open ? new One(call.on) : connections.get(call.on);
         connections.put(call.on, one);
-        Acquire acquire =
-                acquires.getOrDefault(Objects.toString(call.asker), new Acquire(call.names, null));
-        Statements.Table table = call.table == null ? null : tables.get(call.table);
+        // What confirms a lease is its acquire's as well.
+        String asker = call.grants.isEmpty() ? call.asker : call.grants.get(0).key;
+        Acquire acquire = acquires.getOrDefault(asker, new Acquire(call.names, null, null));
         Statements.Statement statement =
                 switch (call.verb) {
                     case "acquire" -> statements.acquire(call, acquire.options);
-                    case "keep" -> statements.keep(call);
                     case "undo" -> statements.undo(call);
-                    case "keep_row" -> table.keep(call);
-                    case "look_row" -> table.look(call);
-                    default -> table == null ? statements.release(call) : table.release(call);
+                    case "release" -> statements.release(call);
+                    default -> statements.keep(call);
                 };
         if (!Connections.run(() -> run(call, one, acquire, statement))) {
             acquire.cause = Connections.noThread();
@@ -378,9 +376,9 @@ final class Heartbeat {
                         row[0] == null
                                 ? new Taken((String) row[1], span(row[2], 0), (String) row[3])
                                 : null;
-                yield new Answer((Long) row[0], taken, null, null, null, 0);
+                yield new Answer((Long) row[0], taken, null, null, 0);
             }
-            case "keep" -> {
+            case "keep", "keep_row" -> {
                 List<Outcome> outcomes =
                         rows.stream()
                                 .map(
@@ -394,41 +392,16 @@ final class Heartbeat {
                 if (outcomes.size() != call.names.size()) {
                     throw new IllegalStateException("as many rows as leases");
                 }
-                yield new Answer(null, null, outcomes, null, null, 0);
+                yield new Answer(null, null, outcomes, null, 0);
             }
-            case "keep_row", "look_row" ->
-                    new Answer(
-                            null,
-                            null,
-                            null,
-                            rows.stream()
-                                    .map(
-                                            row -> {
-                                                int at = (int) (long) row[0] - 1;
-                                                boolean isEnded =
-                                                        row[1] instanceof Boolean ended && ended;
-                                                long remaining =
-                                                        row[1] instanceof Double
-                                                                ? span(row[1], 0)
-                                                                : 0;
-                                                return new RowOutcome(
-                                                        call.names.get(at),
-                                                        call.tokens.get(at),
-                                                        remaining,
-                                                        isEnded);
-                                            })
-                                    .toList(),
-                            null,
-                            0);
             case "release" ->
                     new Answer(
                             null,
                             null,
                             null,
-                            null,
                             rows.stream().map(row -> (Boolean) row[0]).toList(),
                             0);
-            default -> new Answer(null, null, null, null, null, (Long) rows.get(0)[0]);
+            default -> new Answer(null, null, null, null, (Long) rows.get(0)[0]);
         };
     }
 
@@ -444,7 +417,7 @@ final class Heartbeat {
     /** Null if it was to stop before. */
     Lease acquire(List<String> names, Options o, CountDownLatch stop)
             throws SQLException, InterruptedException {
-        return await(new Acquire(names, o), stop, id -> states.acquire(ask(id, names, o)));
+        return await(new Acquire(names, null, o), stop, id -> states.acquire(ask(id, names, o)));
     }
 
     private static Ask ask(String id, List<String> names, Options o) {
@@ -461,48 +434,12 @@ final class Heartbeat {
                 o.atMost);
     }
 
-    Lease keepRow(String name, Object key, long token, Options o)
+    Lease keepRow(Statements.Table table, String row, long token, Options o)
             throws SQLException, InterruptedException {
-        Statements.Table table = tables.containsKey(name) ? tables.get(name) : described(name);
-        tables.put(name, table);
-        String row = table.key(key);
         return await(
-                new Acquire(List.of(table.name(), row), o),
+                new Acquire(List.of(table.name(), row), table, o),
                 null,
-                id ->
-                        states.keepRow(
-                                ask(id, List.of(row), o),
-                                new Row(name, token, null, table.isManaged())));
-    }
-
-    /** Asks once for what a table is, on a connection that is opened for it. */
-    private Statements.Table described(String table) throws SQLException, InterruptedException {
-        One one = new One(0);
-        CompletableFuture<List<Object[]>> rows = new CompletableFuture<>();
-        boolean isRunning =
-                Connections.run(
-                        () -> {
-                            try {
-                                one.open(source);
-                                rows.complete(one.rows(Statements.Table.describe(table)));
-                            } catch (Throwable error) {
-                                rows.completeExceptionally(error);
-                            }
-                        });
-        if (!isRunning) {
-            throw Connections.noThread();
-        }
-        try {
-            return Statements.Table.described(
-                    table, rows.get(FOR_A_RENEWAL, TimeUnit.MILLISECONDS));
-        } catch (ExecutionException failed) {
-            throw thrown(FenceException.ofCall(failed.getCause(), one.role));
-        } catch (TimeoutException tooLate) {
-            throw new NoAnswer(
-                    "the server has not told in time what " + table + " is", false, tooLate);
-        } finally {
-            one.cut();
-        }
+                id -> states.keepRow(ask(id, List.of(row), o), table, token));
     }
 
     private interface Begin {
@@ -568,25 +505,31 @@ final class Heartbeat {
 
     private Throwable refusal(Acquire acquire, Reply reply) throws InterruptedException {
         List<String> names = acquire.names;
+        Throwable cause = acquire.cause;
         return switch (reply.error) {
             case "LeaseTaken" ->
                     new LeaseTaken(names, reply.holder, reply.remaining, reply.waitsFor, null);
-            case "LeaseLost" -> new LeaseLost(reply.reason, null, names, false, null);
+            case "LeaseLost" ->
+                    reply.reason != Reason.REFUSED || cause == null
+                            ? new LeaseLost(reply.reason, null, names, false, null)
+                            : acquire.role == null
+                                    ? noConnection(cause)
+                                    : FenceException.ofCall(cause, acquire.role, acquire.table);
             case "Closed" -> new FenceException("the fence is closed", false, null);
-            case "NoConnection" -> {
-                Throwable cause = cause(acquire);
-                // The function that opens connections is wrong.
-                boolean isWrong =
-                        cause instanceof Error || cause instanceof IllegalArgumentException;
-                yield isWrong ? cause : new NoConnection(noConnection + said(cause), cause);
-            }
+            case "NoConnection" -> noConnection(cause(acquire));
             case "NoAnswer" -> {
-                Throwable cause = cause(acquire);
+                Throwable last = cause(acquire);
                 yield new NoAnswer(
-                        "the server has not answered in time" + said(cause), reply.inDoubt, cause);
+                        "the server has not answered in time" + said(last), reply.inDoubt, last);
             }
-            default -> FenceException.ofCall(acquire.cause, acquire.role);
+            default -> FenceException.ofCall(cause, acquire.role, null);
         };
+    }
+
+    private Throwable noConnection(Throwable cause) {
+        // The function that opens connections is wrong.
+        boolean isWrong = cause instanceof Error || cause instanceof IllegalArgumentException;
+        return isWrong ? cause : new NoConnection(noConnection + said(cause), cause);
     }
 
     private static String said(Throwable cause) {

@@ -30,14 +30,10 @@ public final class Lease extends Holding implements AutoCloseable {
     /** The connections that are in a guard of it, once for each guard. */
     final List<Connection> guards = new ArrayList<>();
 
-    Lease(Heartbeat heartbeat, LeaseState.Grant grant, Statements.Table table) {
-        super(
-                heartbeat,
-                table == null ? grant.names : List.of(table.name(), grant.names.get(0)),
-                grant.token,
-                null);
-        this.key = grant.key;
-        this.table = table;
+    Lease(Heartbeat heartbeat, LeaseState.Grant grant, Heartbeat.Acquire acquire) {
+        super(heartbeat, acquire.names, grant.token, null);
+        key = grant.key;
+        table = acquire.table;
     }
 
     /** Whether it is ours at this moment, by our own clock. */

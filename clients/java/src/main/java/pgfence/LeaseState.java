@@ -80,7 +80,8 @@ final class LeaseState {
         final List<Grant> grants;
         boolean open, reclaim;
         long wait;
-        String asker, holder, table;
+        String asker, holder;
+        Object table;
         List<String> names = new ArrayList<>();
         final List<Long> tokens = new ArrayList<>();
         private long sent, until;
@@ -111,25 +112,15 @@ final class LeaseState {
             boolean shared,
             long atMost) {}
 
-    /** A row that the program has claimed, by a statement that was sent then, if that is known. */
-    record Row(String table, long token, Long sent, boolean isManaged) {}
-
     /** By whom a lease is taken. */
     record Taken(String holder, long remaining, String state) {}
 
     /** What has become of a name by a renewal. A time below 0 is not known. */
     record Outcome(String is, long remaining, long againIn, String code) {}
 
-    record RowOutcome(String key, long token, long remaining, boolean isEnded) {}
-
     /** The rows of a call's statement, of which each verb has a kind of its own. */
     record Answer(
-            Long token,
-            Taken taken,
-            List<Outcome> outcomes,
-            List<RowOutcome> rows,
-            List<Boolean> released,
-            long undone) {}
+            Long token, Taken taken, List<Outcome> outcomes, List<Boolean> released, long undone) {}
 
     enum State {
         CONFIRMING,
@@ -165,7 +156,11 @@ final class LeaseState {
     /** A lease that was granted. */
     static final class Grant extends Sender {
         final Request request;
-        final String key, table;
+        final String key;
+
+        /** The table of a row lease, whatever the shell knows it by. */
+        final Object table;
+
         final List<String> names;
         final long token, ttl;
         final boolean isSession;
@@ -183,7 +178,7 @@ final class LeaseState {
          */
         boolean isEnding, isTold, isAnswered = true;
 
-        /** Kept, or given back, in no statement with others. */
+        /** Given back in no statement with others. */
         boolean isAlone;
 
         /** Names that the server may hold still after a loss. */
@@ -196,15 +191,14 @@ final class LeaseState {
 
         boolean isInDoubt;
 
-        private Grant(Request request, long token) {
+        private Grant(Request request, long token, Object table) {
             this.request = request;
             this.token = token;
+            this.table = table;
             key = request.ask.id;
             names = request.ask.names;
             ttl = request.ask.ttl;
             isSession = request.ask.session;
-            table = request.row == null ? null : request.row.table;
-            isAlone = request.row != null && request.row.isManaged;
         }
 
         boolean isHeld() {
@@ -232,6 +226,11 @@ final class LeaseState {
             return state == State.CONFIRMING && isOpen(link);
         }
 
+        /** It is confirmed in no statement with others: its error is its caller's. */
+        private boolean isRowToConfirm() {
+            return table != null && state == State.CONFIRMING;
+        }
+
         /** The shortest time until the next renewal, if that much is left. */
         private long least(long left) {
             return min(max(SHORTEST_PAUSE, ttl / 60), left / 4);
@@ -247,7 +246,6 @@ final class LeaseState {
 
     private static final class Request extends Sender {
         final Ask ask;
-        final Row row;
         final long begun, until;
         boolean isOver;
 
@@ -259,9 +257,8 @@ final class LeaseState {
         Undo undoing;
         Grant grant;
 
-        Request(Ask ask, Row row, long now) {
+        Request(Ask ask, long now) {
             this.ask = ask;
-            this.row = row;
             begun = at = now;
             until = now + min(ask.waits, NEVER);
         }
@@ -332,18 +329,19 @@ final class LeaseState {
     // What the program asks: each of these is an input, within a step
 
     void acquire(Ask ask) {
-        begin(new Request(ask, null, now));
+        begin(ask);
     }
 
-    /** The name that is asked for is the row's key. */
-    void keepRow(Ask ask, Row row) {
-        Request r = begin(new Request(ask, row, now));
+    /** A row that the program has claimed, at a time that is not known: the name is its key. */
+    void keepRow(Ask ask, Object table, long token) {
+        Request r = begin(ask);
         if (!r.isOver) {
-            granted(r, row.token, row.sent == null ? now - ask.ttl : row.sent);
+            granted(r, token, now - ask.ttl, table);
         }
     }
 
-    private Request begin(Request r) {
+    private Request begin(Ask ask) {
+        Request r = new Request(ask, now);
         requests.add(r);
         if (closedAt < NEVER) {
             finish(r, new Reply("Closed"));
@@ -457,9 +455,7 @@ final class LeaseState {
         }
         switch (c.verb) {
             case "acquire" -> acquireAnswered(c, (Request) c.sender, answer);
-            case "keep" -> keepAnswered(c, answer.outcomes);
-            case "keep_row" -> keepRowAnswered(c, answer.rows);
-            case "look_row" -> lookRowAnswered(c, answer.rows);
+            case "keep", "keep_row" -> keepAnswered(c, answer.outcomes);
             case "release" -> releaseAnswered(c, answer.released);
             default -> undoAnswered((Undo) c.sender, answer.undone);
         }
@@ -636,7 +632,7 @@ final class LeaseState {
 
     /** What is due soon goes along, the earliest first. */
     private List<Grant> goAlong(Grant first) {
-        if (first.isAlone) {
+        if (first.isRowToConfirm()) {
             return List.of(first);
         }
         return within(
@@ -644,7 +640,7 @@ final class LeaseState {
                 g -> g.names.size(),
                 beats(
                         g ->
-                                !g.isAlone
+                                !g.isRowToConfirm()
                                         && g.isDue(now + g.ttl / 6)
                                         && Objects.equals(g.table, first.table)));
     }
@@ -752,6 +748,11 @@ final class LeaseState {
         return code.matches("unreadable|panicked|ended|no answer|connect|08...|57P0.");
     }
 
+    /** Whether what the server says may be otherwise a while later, as on a standby. */
+    static boolean passes(String code) {
+        return isOfConnection(code) || code.matches("(25|40|53|57|58)...|55P03");
+    }
+
     private static boolean isConflict(String code) {
         return code.matches("40001|40P01");
     }
@@ -762,7 +763,7 @@ final class LeaseState {
         String code = isOpening && why.equals("no answer") ? "connect" : why;
         boolean isOfNoUse =
                 isOpening || isBroken || isOfConnection(code) || code.equals("panicked");
-        if (!code.matches("40001|40P01|55P03") && !c.verb.equals("keep_row")) {
+        if (!code.matches("40001|40P01|55P03")) {
             c.link.errorsInARow++;
         }
         // The second error in a row: another connection.
@@ -843,45 +844,6 @@ final class LeaseState {
         each.forEach((g, own) -> renewal(g, own, c.sent, hasKept));
     }
 
-    private static Optional<RowOutcome> of(Grant g, List<RowOutcome> rows) {
-        return rows.stream()
-                .filter(row -> row.key.equals(g.names.get(0)) && row.token == g.token)
-                .findFirst();
-    }
-
-    private void keepRowAnswered(Call c, List<RowOutcome> rows) {
-        for (Grant g : c.grants) {
-            of(g, rows)
-                    .ifPresent(
-                            row -> {
-                                g.isAlone = g.request.row.isManaged;
-                                renewal(
-                                        g,
-                                        List.of(new Outcome("kept", row.remaining, -1, null)),
-                                        c.sent,
-                                        true);
-                            });
-        }
-        List<Grant> missing =
-                c.grants.stream().filter(g -> g.isAlive() && of(g, rows).isEmpty()).toList();
-        if (!missing.isEmpty()) {
-            start(new Call("look_row", shared, missing, limit(NEVER)), shared);
-        }
-    }
-
-    private void lookRowAnswered(Call c, List<RowOutcome> rows) {
-        for (Grant g : c.grants) {
-            // A transaction has locked it, mostly its own worker's; or it is not ours any more.
-            boolean isLocked = of(g, rows).filter(row -> !row.isEnded).isPresent();
-            long again = isLocked ? max(SHORTEST_PAUSE, (g.deadline - now) / 10) : -1;
-            renewal(
-                    g,
-                    List.of(new Outcome(isLocked ? "later" : "lost", -1, again, null)),
-                    c.sent,
-                    true);
-        }
-    }
-
     /** What has become of the names of a lease; its call has kept a whole lease or not. */
     private void renewal(Grant g, List<Outcome> outcomes, long sent, boolean hasKept) {
         List<String> gone = new ArrayList<>(),
@@ -906,7 +868,9 @@ final class LeaseState {
             end(g, null);
         } else if (isOver) {
             boolean isOthers =
-                    gone.isEmpty() && outcomes.stream().anyMatch(o -> "42501".equals(o.code));
+                    gone.isEmpty()
+                            && g.table == null
+                            && outcomes.stream().anyMatch(o -> "42501".equals(o.code));
             g.advice = isOthers ? "other role" : null;
             lose(g, gone.isEmpty() ? REFUSED : GONE, rest);
         } else if (isKept(outcomes)) {
@@ -959,22 +923,14 @@ final class LeaseState {
 
     private void keepFailed(Call c, String code, boolean isOpening) {
         boolean isStatement = !isOpening && !isOfConnection(code) && !code.equals("panicked");
-        if (c.table != null && isStatement && c.grants.size() > 1) {
-            // It may be the error of one row: each is asked by itself.
-            for (Grant g : c.grants) {
-                g.isAlone = true;
-                g.at = now;
-            }
-            return;
-        }
-        Reason reason =
-                isStatement && c.table != null && code.startsWith("PF")
-                        ? GONE
-                        : isStatement && code.matches("42501|42883|3F000") ? REFUSED : null;
+        // What confirms a row may be wrong in itself: a name, or a value of the key.
+        boolean isRefused =
+                isStatement && code.matches("42501|42883|3F000")
+                        || c.grants.get(0).isRowToConfirm() && !passes(code);
         boolean isAtOnce = code.equals("unsent");
         if (code.equals("panicked")) {
             died();
-        } else if (reason == null
+        } else if (!isRefused
                 && !isAtOnce
                 && !isOut
                 && c.grants.stream().anyMatch(Grant::isAlive)) {
@@ -987,8 +943,8 @@ final class LeaseState {
                 continue;
             }
             shake(g, isAtOnce ? now : now + pause(smallestTtl(c)));
-            if (reason != null && g.resting == 0) {
-                lose(g, reason, List.of());
+            if (isRefused && g.resting == 0) {
+                lose(g, REFUSED, List.of());
             }
         }
     }
@@ -1017,7 +973,7 @@ final class LeaseState {
         Taken taken = answer.taken;
         r.isOut = false;
         if (taken == null) {
-            granted(r, answer.token, c.sent);
+            granted(r, answer.token, c.sent, null);
             return;
         }
         // By its own first call, whose answer was lost.
@@ -1047,8 +1003,8 @@ final class LeaseState {
         }
     }
 
-    private void granted(Request r, long token, long sent) {
-        Grant g = new Grant(r, token);
+    private void granted(Request r, long token, long sent, Object table) {
+        Grant g = new Grant(r, token, table);
         long firstBeat = sent + g.ttl / BEATS_PER_TTL;
         boolean isInTime = now < firstBeat;
         g.deadline = isInTime ? sent + window(g.ttl) : now + g.ttl;

@@ -13,7 +13,7 @@ import java.util.function.Consumer;
 public final class Options implements Cloneable {
     // In milliseconds.
     long ttl = 30_000, wait, atMost = LeaseState.NEVER;
-    String holder, metadata;
+    String holder, metadata, fence = "fence", deadline = "held_until";
 
     /** Nobody else has that holder's name. */
     boolean isOwnHolder;
@@ -80,6 +80,18 @@ public final class Options implements Cloneable {
     /** For others to see: a text that is JSON. */
     public Options metadata(String json) {
         return with(options -> options.metadata = json);
+    }
+
+    /**
+     * Of {@link Fence#keepRow}: the columns of the token and of the deadline, where those are not
+     * called fence and held_until.
+     */
+    public Options columns(String fence, String deadline) {
+        return with(
+                options -> {
+                    options.fence = Objects.requireNonNull(fence);
+                    options.deadline = Objects.requireNonNull(deadline);
+                });
     }
 
     /** With a holder, which is unique if none is given. */

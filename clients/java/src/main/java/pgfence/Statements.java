@@ -2,8 +2,8 @@ package pgfence;
 
 import pgfence.LeaseState.Call;
 
-import java.sql.*;
 import java.util.*;
+import java.util.regex.*;
 import java.util.stream.*;
 
 /**
@@ -72,12 +72,21 @@ record Statements(String schema) {
     }
 
     Statement keep(Call call) {
-        return of(
-                "SELECT outcome, extract(epoch FROM remaining)::float8, extract(epoch FROM "
-                        + "again_in)::float8, code"
-                        + " FROM @lease_keep(?::text[], ?::bigint[])",
-                names(call),
-                tokens(call));
+        String kept =
+                "SELECT outcome, extract(epoch FROM remaining)::float8,"
+                        + " extract(epoch FROM again_in)::float8, code FROM ";
+        if (call.table instanceof Table table) {
+            String[] ttls = call.grants.stream().map(g -> span(g.ttl)).toArray(String[]::new);
+            return ofRows(
+                    kept
+                            + "@lease_keep_rows(%s, ?::text[]::jsonb[], ?::bigint[],"
+                            + " ?::text[]::interval[], ?, ?)",
+                    table,
+                    names(call),
+                    tokens(call),
+                    ttls);
+        }
+        return of(kept + "@lease_keep(?::text[], ?::bigint[])", names(call), tokens(call));
     }
 
     /** How long a release waits for the lock of somebody's open transaction. */
@@ -86,10 +95,16 @@ record Statements(String schema) {
     }
 
     Statement release(Call call) {
+        String from = " FROM set_config('lock_timeout', ?, true)";
+        if (call.table instanceof Table table) {
+            Statement rows = releaseRows(table, names(call), tokens(call));
+            return new Statement(
+                    rows.sql + from,
+                    Stream.concat(Stream.of(rows.arguments), Stream.of(lockTimeout(call)))
+                            .toArray());
+        }
         return of(
-                "SELECT @lease_release(x.name, x.token) IS NOT NULL FROM "
-                        + "set_config('lock_timeout', ?, true), "
-                        + PAIRS,
+                "SELECT @lease_release(x.name, x.token) IS NOT NULL" + from + ", " + PAIRS,
                 lockTimeout(call),
                 names(call),
                 tokens(call));
@@ -154,200 +169,48 @@ record Statements(String schema) {
                 .toArray(Long[]::new);
     }
 
-    /** A table whose rows are leases of their own; all names are quoted. */
-    record Table(
-            String name,
-            String fence,
-            String deadline,
-            List<String> keys,
-            List<String> types,
-            boolean isManaged) {
-        static Statement describe(String table) {
-            String columns =
-                    " FROM pg_index AS i, unnest(i.indkey) WITH ORDINALITY AS k(attnum, at), "
-                            + "pg_attribute AS a"
-                            + " WHERE i.indrelid = c.oid AND i.indisprimary AND a.attrelid = c.oid AND "
-                            + "a.attnum = k.attnum"
-                            + " ORDER BY k.at)";
-            return new Statement(
-                    "SELECT DISTINCT format('%I.%I', n.nspname, c.relname), t.tgargs,"
-                            + " ARRAY(SELECT a.attname::text"
-                            + columns
-                            + ","
-                            + " ARRAY(SELECT format_type(a.atttypid, a.atttypmod)"
-                            + columns
-                            + " FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace"
-                            + " JOIN pg_trigger AS t ON t.tgrelid = c.oid AND t.tgnargs > 3"
-                            + " JOIN pg_proc AS p ON p.oid = t.tgfoid AND p.proname = 'fenced'"
-                            + " WHERE c.oid = ?::text::regclass",
-                    table);
-        }
+    // Leases in rows
 
-        /**
-         * Reads what that has found: the trigger's arguments are the fence, its mode, a lease, the
-         * deadline.
-         */
-        static Table described(String table, List<Object[]> rows) {
-            for (Object[] row : rows) {
-                String[] parts =
-                        new String((byte[]) row[1], java.nio.charset.StandardCharsets.UTF_8)
-                                .split("\0", -1);
-                List<String> keys = Stream.of((String[]) row[2]).map(Statements::quoted).toList();
-                if (!parts[3].isEmpty() && !keys.isEmpty()) {
-                    return new Table(
-                            (String) row[0],
-                            quoted(parts[0]),
-                            quoted(parts[3]),
-                            keys,
-                            List.of((String[]) row[3]),
-                            parts[1].equals("managed"));
-                }
-            }
-            throw new IllegalArgumentException(
-                    "the rows of "
-                            + table
-                            + " are no leases of their own, or it has no primary"
-                            + " key: fence_protect(…, deadline => …)");
-        }
+    /** A table whose rows are leases of their own, as SQL has it; and the names of its columns. */
+    record Table(String name, List<String> key, String fence, String deadline) {}
 
-        /** The values of the primary key, in the order of its columns, as an array's text. */
-        String key(Object value) {
-            List<?> values =
-                    value instanceof List<?> several ? several : Collections.singletonList(value);
-            if (values.size() != keys.size() || values.contains(null)) {
-                throw new IllegalArgumentException(
-                        "the key of " + name + " has " + keys.size() + " columns, without null");
-            }
-            return values.stream()
-                    .map(one -> '"' + one.toString().replaceAll("[\"\\\\]", "\\\\$0") + '"')
-                    .collect(Collectors.joining(",", "{", "}"));
-        }
+    /** The name of a row: a JSON array of the values of its key, each as text. */
+    static String row(Collection<?> key) {
+        return key.stream()
+                .map(value -> SPECIAL.matcher(value.toString()).replaceAll(Statements::escaped))
+                .collect(Collectors.joining("\",\"", "[\"", "\"]"));
+    }
 
-        /**
-         * The rows that are asked for. A setting shows a managed table the token, and a guard its
-         * own transaction.
-         */
-        private Statement of(Call call, boolean setsToken, String sql, Object... more) {
-            Long[] ttls = call.grants.stream().map(grant -> grant.ttl).toArray(Long[]::new);
-            return of(names(call), tokens(call), ttls, setsToken, sql, more);
-        }
+    private static final Pattern SPECIAL = Pattern.compile("[\"\\\\\\x00-\\x1f]");
 
-        private Statement of(
-                String[] rows,
-                Long[] tokens,
-                Long[] ttls,
-                boolean setsToken,
-                String sql,
-                Object... more) {
-            String columns =
-                    IntStream.range(0, keys.size())
-                            .mapToObj(
-                                    i ->
-                                            ", (key::text[])[%d]::%s AS k%d"
-                                                    .formatted(i + 1, types.get(i), i))
-                            .collect(Collectors.joining());
-            String asked =
-                    "WITH asked AS MATERIALIZED (SELECT n, token, ttl * interval '1 "
-                            + "millisecond' AS ttl"
-                            + columns
-                            + (setsToken ? ", set_config('pg_fence.token', token::text, true)" : "")
-                            + " FROM unnest(?::text[], ?::bigint[], ?::bigint[]) WITH ORDINALITY AS "
-                            + "x(key, token, ttl, n))";
-            Object[] arguments =
-                    Stream.concat(Stream.of(rows, tokens, ttls), Stream.of(more)).toArray();
-            return new Statement(asked + sql, arguments);
-        }
+    private static String escaped(MatchResult found) {
+        return "\\\\u%04x".formatted((int) found.group().charAt(0));
+    }
 
-        private String is(String asked) {
-            return "r."
-                    + fence
-                    + " = "
-                    + asked
-                    + ".token"
-                    + IntStream.range(0, keys.size())
-                            .mapToObj(i -> " AND r." + keys.get(i) + " = " + asked + ".k" + i)
-                            .collect(Collectors.joining());
-        }
+    /** The first two arguments are the table's, and the last two. */
+    private Statement ofRows(String sql, Table table, Object... arguments) {
+        Stream<?> of = Stream.of(table.name, table.key.toArray(String[]::new));
+        Stream<?> columns = Stream.of(table.fence, table.deadline);
+        return of(
+                sql.formatted("?::text::regclass, ?::name[]"),
+                Stream.of(of, Stream.of(arguments), columns).flatMap(one -> one).toArray());
+    }
 
-        /** Waits for no lock, and renews what is not over. */
-        Statement keep(Call call) {
-            return of(
-                    call,
-                    isManaged,
-                    ", free AS MATERIALIZED (SELECT asked.* FROM asked JOIN "
-                            + name
-                            + " AS r ON "
-                            + is("asked")
-                            + " WHERE r."
-                            + deadline
-                            + " > clock_timestamp() FOR UPDATE OF r SKIP LOCKED)"
-                            + " UPDATE "
-                            + name
-                            + " AS r SET "
-                            + deadline
-                            + " = clock_timestamp() + free.ttl, "
-                            + fence
-                            + " = free.token FROM free WHERE "
-                            + is("free")
-                            + " RETURNING free.n, extract(epoch FROM r."
-                            + deadline
-                            + " - clock_timestamp())::float8");
-        }
+    /** Its answer is the token, or NULL. */
+    Statement guardRow(Lease row) {
+        return ofRows(
+                "SELECT @lease_guard_row(%s, ?::jsonb, ?, ?, ?)",
+                row.table, row.names().get(1), row.token());
+    }
 
-        /**
-         * Tells without a lock which rows have their token still, and whether they were given up.
-         */
-        Statement look(Call call) {
-            return of(
-                    call,
-                    false,
-                    " SELECT asked.n, r."
-                            + deadline
-                            + " IS NULL FROM asked JOIN "
-                            + name
-                            + " AS r ON "
-                            + is("asked"));
-        }
+    /** The last write of a transaction, which gives the row up. */
+    Statement lastOfRow(Lease row) {
+        return releaseRows(row.table, new String[] {row.names().get(1)}, new Long[] {row.token()});
+    }
 
-        /**
-         * The guard of a row, or its last write, which gives it up; returns a row if there was one.
-         */
-        Statement touch(String key, long token, boolean givesUp) {
-            String set = fence + " = asked.token" + (givesUp ? ", " + deadline + " = NULL" : "");
-            return of(
-                    new String[] {key},
-                    new Long[] {token},
-                    new Long[] {0L},
-                    true,
-                    " UPDATE "
-                            + name
-                            + " AS r SET "
-                            + set
-                            + " FROM asked WHERE "
-                            + is("asked")
-                            + " AND r."
-                            + deadline
-                            + " IS NOT NULL RETURNING 1");
-        }
-
-        Statement release(Call call) {
-            return of(
-                    call,
-                    isManaged,
-                    ", given_up AS (UPDATE "
-                            + name
-                            + " AS r SET "
-                            + fence
-                            + " = asked.token, "
-                            + deadline
-                            + " = NULL FROM asked, set_config('lock_timeout', ?, true) WHERE "
-                            + is("asked")
-                            + " AND r."
-                            + deadline
-                            + " IS NOT NULL RETURNING asked.n)"
-                            + " SELECT EXISTS (SELECT FROM given_up WHERE given_up.n = asked.n) FROM "
-                            + "asked ORDER BY asked.n",
-                    lockTimeout(call));
-        }
+    private Statement releaseRows(Table table, String[] keys, Long[] tokens) {
+        return ofRows(
+                "SELECT @lease_release_rows(%s, ?::text[]::jsonb[], ?::bigint[], ?, ?) IS NOT NULL",
+                table, keys, tokens);
     }
 }

@@ -156,7 +156,7 @@ final class Transaction {
                     "the connection stays in autocommit: there is " + "nothing to guard");
         }
         for (Lease row : rows) {
-            if (rows(row.table.touch(row.names().get(1), row.token(), false)).isEmpty()) {
+            if (rows(heartbeat.statements.guardRow(row)).get(0)[0] == null) {
                 throw gone(row);
             }
         }
@@ -202,7 +202,7 @@ final class Transaction {
             return;
         }
         for (Lease row : rows) {
-            rows(row.table.touch(row.names().get(1), row.token(), true));
+            rows(heartbeat.statements.lastOfRow(row));
         }
         List<Object[]> gone = named.isEmpty() ? List.of() : rows(heartbeat.statements.last(named));
         for (Object[] name : gone) {
@@ -278,7 +278,11 @@ final class Transaction {
                             + "guarded";
             return new TransactionLost(ended, true, error);
         }
-        Throwable told = FenceException.ofCall(error, raw.getMetaData().getUserName());
+        Throwable told =
+                FenceException.ofCall(
+                        error,
+                        raw.getMetaData().getUserName(),
+                        named.isEmpty() ? rows.get(0).table : null);
         // NULL from lease_adopt: an older number is guarded. PF004 from it: another holder has
         // adopted this number.
         boolean isTaken = stage == Stage.BEGUN && leases.isEmpty() && state.matches("22004|PF004");
