@@ -49,11 +49,11 @@ final class Tests {
                 """
                 DROP TABLE IF EXISTS orders, runs CASCADE;
                 CREATE TABLE orders (id bigint PRIMARY KEY, status text);
-                CREATE TABLE runs (id bigint PRIMARY KEY, state text);
+                CREATE TABLE runs (id bigint, "the ""one" text, state text, till timestamptz);
                 INSERT INTO orders VALUES (7, 'new');
-                INSERT INTO runs VALUES (7, 'new');
+                INSERT INTO runs VALUES (7, E'me,\\n"\\\\', 'new', NULL);
                 SELECT fence_protect('orders', lease => 'order:{id}'),
-                       fence_protect('runs', deadline => 'held_until');
+                       fence_protect('runs', deadline => 'till');
                 """);
     }
 
@@ -220,7 +220,6 @@ final class Tests {
         told(wrong, "wait", () -> new Options().waitUpTo(ofSeconds(-1)));
         told(wrong, "at most", () -> new Options().atMost(ZERO));
         told(wrong, "several", () -> fence.lease(List.of("a", "b"), LONG.shared()));
-        told(wrong, "a key", () -> fence.keepRow("runs", Map.of(), 7, SHORT));
         told(missing, "name of", () -> fence.lease(Arrays.asList("a", null), LONG));
         told(missing, "the name", () -> fence.lease((String) null));
         told(Refused.class, "512 bytes", () -> fence.lease("x".repeat(600)));
@@ -275,23 +274,46 @@ final class Tests {
 
     @Test
     void aRowIsKeptAndFinished() throws Exception {
-        String claim = "UPDATE runs SET held_until = clock_timestamp() + '2 s' RETURNING fence";
+        String claim = "UPDATE runs SET till = clock_timestamp() + '2 s' RETURNING fence";
+        Options ask = new Options().ttl(ofSeconds(3)).columns("fence", "till");
+        Map<String, ?> key = Map.of("id", 7, "the \"one", "me,\n\"\\");
         long token = Long.parseLong(sql(claim));
-        Lease lease = fence.keepRow("runs", Map.of("id", 7), token, ofSeconds(3));
+        Lease lease = fence.keepRow("public.runs", key, token, ask);
         assertEquals("public.runs " + token, lease.names().get(0) + " " + lease.token());
         Thread.sleep(4000);
-        assertEquals("t", sql("SELECT held_until > now() FROM runs"));
+        assertEquals("t", sql("SELECT till > now() FROM runs"));
         // Its own transaction has the row locked when it is due.
         lease.guard(on, () -> Thread.sleep(2000));
         lease.check();
         lease.guardAndRelease(on, () -> sql(on, "UPDATE runs SET state = 'done'"));
-        assertEquals("done", sql("SELECT state FROM runs WHERE held_until IS NULL"));
+        assertEquals("done", sql("SELECT state FROM runs WHERE till IS NULL"));
         assertFalse(lease.isHeld());
-        assertThrows(
-                LeaseLost.class,
-                () -> fence.keepRow("runs", Map.of("id", "7"), token, ofSeconds(3)));
-        fence.keepRow("runs", Map.of("id", 7L), Long.parseLong(sql(claim)), ofMinutes(1)).close();
-        assertEquals("t", sql("SELECT held_until IS NULL FROM runs"));
+        assertThrows(LeaseLost.class, () -> fence.keepRow("runs", key, token, ask));
+        long next = Long.parseLong(sql(claim));
+        Lease given = fence.keepRow("runs", key, next, ask);
+        sql("UPDATE runs SET till = NULL, fence = fence");
+        assertThrows(LeaseLost.class, () -> given.guard(on, () -> fail("it began")));
+        assertThrows(LeaseLost.class, given::close);
+        fence.keepRow("runs", key, Long.parseLong(sql(claim)), ask).close();
+        assertEquals("t", sql("SELECT till IS NULL FROM runs"));
+    }
+
+    @Test
+    void whatIsWrongWithARowIsItsCallers() throws Exception {
+        Map<String, ?> key = Map.of("id", 7);
+        Class<IllegalArgumentException> wrong = IllegalArgumentException.class;
+        told(wrong, "a key", () -> fence.keepRow("runs", Map.of(), 7, SHORT));
+        told(SQLException.class, "held_until", () -> fence.keepRow("runs", key, 7, SHORT));
+        told(SQLException.class, "nowhere", () -> fence.keepRow("nowhere.runs", key, 7, SHORT));
+        Fence away = new Fence(URL.replace("?", "_nowhere?"));
+        told(NoConnection.class, "not exist", () -> away.keepRow("runs", key, 7, SHORT));
+        Fence elsewhere = new Fence(URL).schema("elsewhere");
+        told(NotInstalled.class, "search_path", () -> elsewhere.keepRow("runs", key, 7, SHORT));
+        sql("CREATE ROLE login_3 LOGIN; SELECT fence_grant('login_3')");
+        Fence other = new Fence(() -> as("login_3"));
+        told(NotGranted.class, "SELECT and UPDATE", () -> other.keepRow("runs", key, 7, SHORT));
+        sql("SELECT fence_revoke('login_3')");
+        sql("DROP ROLE login_3");
     }
 
     @Test
