@@ -133,37 +133,31 @@ final class Vectors {
 
     /** The rows are those of some statement: each is read as all that it can be. */
     private static Answer answer(JsonObject with) {
-        Long token = null;
+        Long number = null;
         Taken taken = null;
         List<Outcome> outcomes = new ArrayList<>();
-        List<Boolean> released = new ArrayList<>();
-        long undone = 0;
         if (with.has("taken")) {
             JsonObject by = with.getAsJsonObject("taken");
             taken = new Taken(text(by, "holder"), number(by, "remaining", 0), text(by, "state"));
         }
         for (JsonElement row :
                 all(with.has("rows") ? with.getAsJsonArray("rows") : new JsonArray())) {
-            released.add(!row.isJsonNull());
             if (!row.isJsonArray()) {
-                undone = row.isJsonNull() ? 0 : row.getAsLong();
+                number = row.isJsonNull() ? null : (Long) row.getAsLong();
+                outcomes.add(new Outcome(number != null));
                 continue;
             }
             List<JsonElement> columns = new ArrayList<>(row.getAsJsonArray().asList());
             columns.addAll(Collections.nCopies(3, NOTHING));
             if (columns.get(0).isJsonArray()) {
-                token = columns.get(1).getAsLong();
-            } else {
-                String code = columns.get(3).isJsonNull() ? null : columns.get(3).getAsString();
-                outcomes.add(
-                        new Outcome(
-                                columns.get(0).getAsString(),
-                                span(columns.get(1)),
-                                span(columns.get(2)),
-                                code));
+                number = columns.get(1).getAsLong();
+                continue;
             }
+            String code = columns.get(3).isJsonNull() ? null : columns.get(3).getAsString();
+            long remaining = span(columns.get(1)), again = span(columns.get(2));
+            outcomes.add(new Outcome(columns.get(0).getAsString(), remaining, again, code));
         }
-        return new Answer(token, taken, outcomes, released, undone);
+        return new Answer(number, taken, outcomes);
     }
 
     private List<Effect> leads(long at, JsonObject with) {

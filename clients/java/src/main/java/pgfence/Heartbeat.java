@@ -376,33 +376,24 @@ final class Heartbeat {
                         row[0] == null
                                 ? new Taken((String) row[1], span(row[2], 0), (String) row[3])
                                 : null;
-                yield new Answer((Long) row[0], taken, null, null, 0);
+                yield new Answer((Long) row[0], taken, null);
             }
-            case "keep", "keep_row" -> {
-                List<Outcome> outcomes =
-                        rows.stream()
-                                .map(
-                                        row ->
-                                                new Outcome(
-                                                        (String) row[0],
-                                                        span(row[1], -1),
-                                                        span(row[2], -1),
-                                                        (String) row[3]))
-                                .toList();
-                if (outcomes.size() != call.names.size()) {
+            case "undo" -> new Answer((Long) rows.get(0)[0], null, null);
+            default -> {
+                boolean isRelease = call.verb.equals("release");
+                if (rows.size() != call.names.size()) {
                     throw new IllegalStateException("as many rows as leases");
                 }
-                yield new Answer(null, null, outcomes, null, 0);
+                yield new Answer(
+                        null, null, rows.stream().map(row -> outcome(isRelease, row)).toList());
             }
-            case "release" ->
-                    new Answer(
-                            null,
-                            null,
-                            null,
-                            rows.stream().map(row -> (Boolean) row[0]).toList(),
-                            0);
-            default -> new Answer(null, null, null, null, (Long) rows.get(0)[0]);
         };
+    }
+
+    private static Outcome outcome(boolean isRelease, Object[] row) {
+        return isRelease
+                ? new Outcome(row[0] != null)
+                : new Outcome((String) row[0], span(row[1], -1), span(row[2], -1), (String) row[3]);
     }
 
     /** Milliseconds of seconds, rounded down. */

@@ -7,7 +7,7 @@ import static java.lang.Math.*;
 import pgfence.FenceException.Reason;
 
 import java.util.*;
-import java.util.function.ToIntFunction;
+import java.util.function.*;
 import java.util.stream.*;
 
 /**
@@ -115,17 +115,23 @@ final class LeaseState {
     /** By whom a lease is taken. */
     record Taken(String holder, long remaining, String state) {}
 
-    /** What has become of a name by a renewal. A time below 0 is not known. */
-    record Outcome(String is, long remaining, long againIn, String code) {}
+    /** What has become of a name by a renewal, or a release. A time below 0 is not known. */
+    record Outcome(String is, long remaining, long againIn, String code) {
+        /** Of a release: "lost" if there was nothing to be released. */
+        Outcome(boolean isReleased) {
+            this(isReleased ? "released" : "lost", -1, -1, null);
+        }
+    }
 
-    /** The rows of a call's statement, of which each verb has a kind of its own. */
-    record Answer(
-            Long token, Taken taken, List<Outcome> outcomes, List<Boolean> released, long undone) {}
+    /**
+     * The rows of a call's statement: the token that was granted, or how many were undone; by whom
+     * it is taken; what has become of each name.
+     */
+    record Answer(Long number, Taken taken, List<Outcome> outcomes) {}
 
     enum State {
         CONFIRMING,
         HELD,
-        UNSURE,
         RELEASING,
         LOST,
         RELEASED
@@ -202,7 +208,7 @@ final class LeaseState {
         }
 
         boolean isHeld() {
-            return state == State.HELD || state == State.UNSURE;
+            return state == State.HELD;
         }
 
         boolean isAlive() {
@@ -455,9 +461,9 @@ final class LeaseState {
         }
         switch (c.verb) {
             case "acquire" -> acquireAnswered(c, (Request) c.sender, answer);
-            case "keep", "keep_row" -> keepAnswered(c, answer.outcomes);
-            case "release" -> releaseAnswered(c, answer.released);
-            default -> undoAnswered((Undo) c.sender, answer.undone);
+            case "undo" -> undoAnswered((Undo) c.sender, answer.number);
+            case "release" -> eachOf(c, answer.outcomes).forEach(this::releaseAnswered);
+            default -> keepAnswered(c, eachOf(c, answer.outcomes));
         }
     }
 
@@ -510,21 +516,15 @@ final class LeaseState {
         calls.forEach(c -> times.add(c.until));
         giveBacks.forEach(g -> times.add(isFree && g.call == null ? min(g.at, g.until) : g.until));
         undos.stream().filter(u -> u.call == null).forEach(u -> times.add(u.at));
-        requests.stream()
-                .filter(Request::isIdle)
-                .forEach(
-                        r -> {
-                            times.add(r.until + LONGEST_QUEUE);
-                            times.add(r.isDue(NEVER) && (r.isAside() || isFree) ? r.at : NEVER);
-                        });
-        grants.values().stream()
-                .filter(Grant::isAlive)
-                .forEach(
-                        g -> {
-                            times.add(min(g.atMost, now + LOOK_AGAIN));
-                            times.add(g.touched == 0 ? g.deadline : NEVER);
-                            times.add(g.isDue(NEVER) && (g.isAside() || isFree) ? g.at : NEVER);
-                        });
+        for (Request r : requests.stream().filter(Request::isIdle).toList()) {
+            times.add(r.until + LONGEST_QUEUE);
+            times.add(r.isDue(NEVER) && (r.isAside() || isFree) ? r.at : NEVER);
+        }
+        for (Grant g : grants.values().stream().filter(Grant::isAlive).toList()) {
+            times.add(min(g.atMost, now + LOOK_AGAIN));
+            times.add(g.touched == 0 ? g.deadline : NEVER);
+            times.add(g.isDue(NEVER) && (g.isAside() || isFree) ? g.at : NEVER);
+        }
         times.add(isDone ? NEVER : closedAt + CLOSING);
         long next = Collections.min(times);
         return next >= NEVER ? NEVER : max(now, min(next, now + LOOK_AGAIN));
@@ -623,7 +623,7 @@ final class LeaseState {
         }
     }
 
-    private Stream<Grant> beats(java.util.function.Predicate<Grant> areThese) {
+    private Stream<Grant> beats(Predicate<Grant> areThese) {
         return grants.values().stream()
                 .filter(g -> !g.isAside())
                 .filter(areThese)
@@ -635,14 +635,9 @@ final class LeaseState {
         if (first.isRowToConfirm()) {
             return List.of(first);
         }
-        return within(
-                MOST_PAIRS,
-                g -> g.names.size(),
-                beats(
-                        g ->
-                                !g.isRowToConfirm()
-                                        && g.isDue(now + g.ttl / 6)
-                                        && Objects.equals(g.table, first.table)));
+        Stream<Grant> due =
+                beats(g -> g.isDue(now + g.ttl / 6) && Objects.equals(g.table, first.table));
+        return within(MOST_PAIRS, g -> g.names.size(), due.filter(g -> !g.isRowToConfirm()));
     }
 
     /** As many as have no more than that together, and one in any case. */
@@ -830,71 +825,60 @@ final class LeaseState {
 
     // Renewals
 
-    private static boolean isKept(List<Outcome> outcomes) {
-        return outcomes.stream().allMatch(o -> o.is.equals("kept"));
+    /** The outcomes of a call, by its leases. */
+    private Map<Grant, List<Outcome>> eachOf(Call c, List<Outcome> outcomes) {
+        Map<Grant, List<Outcome>> each = new LinkedHashMap<>();
+        Iterator<Outcome> next = outcomes.iterator();
+        for (Grant g : c.grants) {
+            int count = c.verb.equals("release") ? g.namesToRelease().size() : g.names.size();
+            each.put(g, Stream.generate(next::next).limit(count).toList());
+        }
+        return each;
     }
 
-    private void keepAnswered(Call c, List<Outcome> outcomes) {
-        Map<Grant, List<Outcome>> each = new LinkedHashMap<>();
-        int at = 0;
-        for (Grant g : c.grants) {
-            each.put(g, outcomes.subList(at, at += g.names.size()));
-        }
-        boolean hasKept = each.values().stream().anyMatch(LeaseState::isKept);
+    private static boolean any(List<Outcome> outcomes, String what) {
+        return outcomes.stream().anyMatch(o -> o.is.equals(what));
+    }
+
+    private static boolean areAll(List<Outcome> outcomes, String what) {
+        return outcomes.stream().allMatch(o -> o.is.equals(what));
+    }
+
+    private static long smallest(List<Outcome> outcomes, ToLongFunction<Outcome> of) {
+        return outcomes.stream().mapToLong(of).filter(span -> span >= 0).min().orElse(NEVER);
+    }
+
+    private void keepAnswered(Call c, Map<Grant, List<Outcome>> each) {
+        boolean hasKept = each.values().stream().anyMatch(own -> areAll(own, "kept"));
         each.forEach((g, own) -> renewal(g, own, c.sent, hasKept));
     }
 
     /** What has become of the names of a lease; its call has kept a whole lease or not. */
     private void renewal(Grant g, List<Outcome> outcomes, long sent, boolean hasKept) {
-        List<String> gone = new ArrayList<>(),
-                refused = new ArrayList<>(),
-                rest = new ArrayList<>();
-        for (int i = 0; i < outcomes.size(); i++) {
-            String is = outcomes.get(i).is;
-            (is.equals("lost") ? gone : is.equals("refused") ? refused : rest).add(g.names.get(i));
-        }
-        long again =
-                outcomes.stream()
-                        .mapToLong(Outcome::againIn)
-                        .filter(span -> span >= 0)
-                        .min()
-                        .orElse(NEVER);
-        boolean isOver = gone.size() + refused.size() > 0;
+        boolean isGone = any(outcomes, "lost"), isOver = isGone || any(outcomes, "refused");
+        long again = smallest(outcomes, Outcome::againIn);
         g.isAnswered = true;
+        // If it rests, its own transaction may have released it.
         if (!g.isAlive() || isOver && g.resting > 0) {
             return;
-        } // its own transaction may have released it
-        if (g.isEnding && gone.size() == outcomes.size()) {
+        }
+        if (g.isEnding && areAll(outcomes, "lost")) {
             end(g, null);
         } else if (isOver) {
-            boolean isOthers =
-                    gone.isEmpty()
-                            && g.table == null
-                            && outcomes.stream().anyMatch(o -> "42501".equals(o.code));
-            g.advice = isOthers ? "other role" : null;
-            lose(g, gone.isEmpty() ? REFUSED : GONE, rest);
-        } else if (isKept(outcomes)) {
-            renewed(
-                    g,
-                    sent,
-                    outcomes.stream().mapToLong(Outcome::remaining).min().orElse(0),
-                    again);
+            boolean isOthers = outcomes.stream().anyMatch(o -> "42501".equals(o.code));
+            g.advice = isOthers && !isGone && g.table == null ? "other role" : null;
+            IntStream there =
+                    IntStream.range(0, outcomes.size())
+                            .filter(i -> outcomes.get(i).is.matches("kept|later"));
+            lose(g, isGone ? GONE : REFUSED, there.mapToObj(g.names::get).toList());
+        } else if (areAll(outcomes, "kept")) {
+            renewed(g, sent, smallest(outcomes, Outcome::remaining), again);
+        } else if (again == 0 && hasKept) {
+            g.at = now;
         } else {
-            boolean isAtOnce = again == 0 && hasKept, isUnknown = again == 0 || again == NEVER;
-            shake(
-                    g,
-                    isAtOnce
-                            ? now
-                            : now
-                                    + max(
-                                            isUnknown ? pause(g.ttl) : again,
-                                            g.least(g.deadline - now)));
+            boolean isUnknown = again == 0 || again == NEVER;
+            g.at = now + max(isUnknown ? pause(g.ttl) : again, g.least(g.deadline - now));
         }
-    }
-
-    private void shake(Grant g, long again) {
-        g.at = again;
-        g.state = g.isHeld() ? State.UNSURE : g.state;
     }
 
     private void renewed(Grant g, long sent, long remaining, long again) {
@@ -942,7 +926,7 @@ final class LeaseState {
             if (!g.isAlive()) {
                 continue;
             }
-            shake(g, isAtOnce ? now : now + pause(smallestTtl(c)));
+            g.at = isAtOnce ? now : now + pause(smallestTtl(c));
             if (isRefused && g.resting == 0) {
                 lose(g, REFUSED, List.of());
             }
@@ -955,12 +939,8 @@ final class LeaseState {
         // A longer wait would hold back vacuum.
         long wait = r.isAside() && r.isOne() ? max(0, min(r.until - now, PORTION)) : 0;
         long limit = ownLimit(r.ask.ttl);
-        Call c =
-                new Call(
-                        "acquire",
-                        r,
-                        List.of(),
-                        wait + (r.isAside() ? limit : min(limit, limit(NEVER))));
+        limit = r.isAside() ? wait + limit : min(limit, limit(NEVER));
+        Call c = new Call("acquire", r, List.of(), limit);
         c.asker = r.ask.id;
         c.names = r.ask.names;
         c.holder = r.holder();
@@ -973,7 +953,7 @@ final class LeaseState {
         Taken taken = answer.taken;
         r.isOut = false;
         if (taken == null) {
-            granted(r, answer.token, c.sent, null);
+            granted(r, answer.number, c.sent, null);
             return;
         }
         // By its own first call, whose answer was lost.
@@ -993,12 +973,9 @@ final class LeaseState {
             Reply reply = new Reply("LeaseTaken");
             reply.holder = taken.holder;
             reply.remaining = taken.remaining;
-            reply.waitsFor =
-                    taken.state == null
-                            ? null
-                            : taken.state.equals("uncommitted")
-                                    ? "commit"
-                                    : taken.remaining <= 0 ? "guard" : "ttl";
+            String end = taken.remaining <= 0 ? "guard" : "ttl";
+            reply.waitsFor = "uncommitted".equals(taken.state) ? "commit" : end;
+            reply.waitsFor = taken.state == null ? null : reply.waitsFor;
             finish(r, reply);
         }
     }
@@ -1109,17 +1086,17 @@ final class LeaseState {
     }
 
     private static Reply notGranted(String code, boolean isOpening) {
+        boolean hasNoAnswer = isOfConnection(code) || isDoubtful(code);
+        String otherwise = hasNoAnswer ? "NoAnswer" : "Refused";
         Reply reply =
                 new Reply(
                         isOpening
                                 ? "NoConnection"
-                                : isOfConnection(code) || isDoubtful(code)
-                                        ? "NoAnswer"
-                                        : code.equals("42501")
-                                                ? "NotGranted"
-                                                : code.matches("42883|3F000")
-                                                        ? "NotInstalled"
-                                                        : "Refused");
+                                : switch (code) {
+                                    case "42501" -> "NotGranted";
+                                    case "42883", "3F000" -> "NotInstalled";
+                                    default -> otherwise;
+                                });
         reply.sqlstate = code.matches("[0-9A-Z]{5}") ? code : null;
         return reply;
     }
@@ -1154,10 +1131,8 @@ final class LeaseState {
     }
 
     private void undoFailed(Undo u, String code) {
-        u.at =
-                code.equals("unsent")
-                        ? now
-                        : now + spread(growing(++u.tries, LONGEST_PAUSE), spread);
+        long pause = spread(growing(++u.tries, LONGEST_PAUSE), spread);
+        u.at = code.equals("unsent") ? now : now + pause;
         boolean mayPass = isOfConnection(code) || code.matches("40001|40P01|55P03|panicked");
         if (!mayPass || u.at >= u.doubt.sent + u.request.ask.ttl) {
             forget(u);
@@ -1194,29 +1169,20 @@ final class LeaseState {
                         : within(MOST_RELEASED, g -> g.namesToRelease().size(), due);
         long smallest = some.stream().mapToLong(g -> g.ttl).min().orElse(NEVER);
         // The connection of a session lease serves if there is no shared one.
-        boolean isOwn =
-                first.isSession
-                        && some.size() == 1
-                        && !isOpen(shared.link)
-                        && isOpen(first.link)
-                        && calls.stream().noneMatch(c -> c.link == first.link);
-        start(
-                new Call("release", first, some, min(limit(NEVER), ownLimit(smallest))),
-                isOwn ? first : shared);
+        boolean isOwn = first.isSession && some.size() == 1 && !isOpen(shared.link);
+        isOwn &= isOpen(first.link) && calls.stream().noneMatch(c -> c.link == first.link);
+        long limit = min(limit(NEVER), ownLimit(smallest));
+        start(new Call("release", first, some, limit), isOwn ? first : shared);
     }
 
-    private void releaseAnswered(Call c, List<Boolean> released) {
-        int at = 0;
-        for (Grant g : c.grants) {
-            boolean isGone = released.subList(at, at += g.namesToRelease().size()).contains(false);
-            boolean hasSession = !g.isSession || isOpen(g.link);
-            boolean isKnown = !g.isInDoubt && g.table == null && now < g.deadline && hasSession;
-            if (isGone && isKnown && g.state != State.LOST) {
-                lose(g, GONE, List.of());
-                grants.remove(g.key);
-            }
-            givenBack(g, null);
+    private void releaseAnswered(Grant g, List<Outcome> outcomes) {
+        boolean hasSession = !g.isSession || isOpen(g.link);
+        boolean isKnown = !g.isInDoubt && g.table == null && now < g.deadline && hasSession;
+        if (any(outcomes, "lost") && isKnown && g.state != State.LOST) {
+            lose(g, GONE, List.of());
+            grants.remove(g.key);
         }
+        givenBack(g, null);
     }
 
     /** Without an answer (unconfirmed) the server keeps it until its ttl. */
@@ -1241,11 +1207,8 @@ final class LeaseState {
         }
         // At once if the connection had only ended before, and one by one if a lock is in the way.
         boolean isFirst = ++g.tries == 1 && (!isLocked || c.grants.size() > 1);
-        g.at =
-                now
-                        + (isFirst || code.equals("unsent")
-                                ? 0
-                                : max(SHORTEST_PAUSE, (g.until - now) / 4));
+        long pause = max(SHORTEST_PAUSE, (g.until - now) / 4);
+        g.at = isFirst || code.equals("unsent") ? now : now + pause;
         g.isAlone |= isLocked;
     }
 

@@ -104,7 +104,7 @@ record Statements(String schema) {
                             .toArray());
         }
         return of(
-                "SELECT @lease_release(x.name, x.token) IS NOT NULL" + from + ", " + PAIRS,
+                "SELECT @lease_release(x.name, x.token)" + from + ", " + PAIRS,
                 lockTimeout(call),
                 names(call),
                 tokens(call));
@@ -210,7 +210,7 @@ record Statements(String schema) {
 
     private Statement releaseRows(Table table, String[] keys, Long[] tokens) {
         return ofRows(
-                "SELECT @lease_release_rows(%s, ?::text[]::jsonb[], ?::bigint[], ?, ?) IS NOT NULL",
+                "SELECT @lease_release_rows(%s, ?::text[]::jsonb[], ?::bigint[], ?, ?)",
                 table, keys, tokens);
     }
 }
