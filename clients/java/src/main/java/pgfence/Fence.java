@@ -104,7 +104,7 @@ public final class Fence implements AutoCloseable {
             throw new IllegalArgumentException(
                     "several names at once are exclusive: no shared, " + "slots or reclaim");
         }
-        return heartbeat.acquire(checked(names), options.named(), null);
+        return heartbeat.acquire(checked(names), options.named());
     }
 
     /**

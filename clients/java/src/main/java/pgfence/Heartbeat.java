@@ -9,7 +9,7 @@ import java.sql.*;
 import java.time.Duration;
 import java.util.*;
 import java.util.concurrent.*;
-import java.util.function.Consumer;
+import java.util.function.*;
 import java.util.stream.Stream;
 
 /**
@@ -21,6 +21,8 @@ import java.util.stream.Stream;
 final class Heartbeat {
     static final System.Logger LOG = System.getLogger("pgfence");
     private static final long IDLE = 250, FOR_A_CAUSE = 250, FOR_A_RENEWAL = 10_000, POLL = 100;
+    private static final Consumer<LeaseState> TICK = states -> {};
+    private static final CountDownLatch NEVER = new CountDownLatch(1);
 
     volatile Statements statements = new Statements("");
     volatile Consumer<Fence.Event> onEvent = event -> {};
@@ -45,9 +47,6 @@ final class Heartbeat {
     private long wakeAt = LeaseState.NEVER, lookedAt;
     private int lastId;
 
-    /** For the line of the log that is about them. */
-    private final List<String> lost = new ArrayList<>();
-
     private String lastError;
 
     Heartbeat(Callable<Connection> source, String noConnection) {
@@ -66,10 +65,12 @@ final class Heartbeat {
         final CompletableFuture<Reply> answer = new CompletableFuture<>();
 
         /** The error of a call, and the role of its connection, if that could be opened. */
-        final CompletableFuture<Throwable> failed = new CompletableFuture<>();
-
         volatile Throwable cause;
+
         volatile String role;
+
+        /** What it has got. */
+        volatile Lease lease;
 
         Acquire(List<String> names, Statements.Table table, Options options) {
             this.names = names;
@@ -80,14 +81,19 @@ final class Heartbeat {
 
     // The clock, and what comes in
 
-    /** Gives an input to the states: the answer to a call, or 0. */
-    private void input(int call, Runnable input) {
-        decide(call, input);
+    /** Gives an input to the states. */
+    void input(Consumer<LeaseState> what) {
+        input(0, what);
+    }
+
+    /** The same, if it is about a call. */
+    private void input(int call, Consumer<LeaseState> what) {
+        decide(call, what);
         tell();
     }
 
-    private synchronized void decide(int call, Runnable input) {
-        effects.addAll(states.step(Clock.now(), call, input));
+    private synchronized void decide(int call, Consumer<LeaseState> what) {
+        effects.addAll(states.step(Clock.now(), call, () -> what.accept(states)));
         carryOutAll();
         wakeAt = states.wake(Clock.now());
         if (wakeAt < LeaseState.NEVER) {
@@ -138,11 +144,11 @@ final class Heartbeat {
                         continue;
                     }
                 }
-                input(0, () -> {});
+                input(TICK);
                 lookAtIdle();
             } catch (Throwable error) {
                 LOG.log(Level.ERROR, "what keeps the leases has died, and begins anew", error);
-                input(0, states::died);
+                input(LeaseState::died);
             }
         }
     }
@@ -167,8 +173,7 @@ final class Heartbeat {
         }
         if (hasEnded) {
             input(
-                    0,
-                    () -> {
+                    states -> {
                         connections.remove(one.number);
                         states.disconnected(one.number);
                     });
@@ -193,7 +198,6 @@ final class Heartbeat {
             }
         } finally {
             isCarryingOut = false;
-            lost.clear();
         }
     }
 
@@ -233,15 +237,9 @@ final class Heartbeat {
                     line.code().equals("no answer") || lastError == null ? line.code() : lastError);
             return;
         }
-        String names =
-                lost.isEmpty() || !line.log().equals("lost")
-                        ? ""
-                        : ": "
-                                + String.join(", ", lost.subList(0, Math.min(5, lost.size())))
-                                + (lost.size() > 5 ? ", …" : "");
         String reason = line.reason() == null ? "" : " (" + line.reason() + ")";
         String count = line.count() > 1 ? line.count() + " leases are " : "leases are ";
-        LOG.log(Level.WARNING, "{0}", count + line.log() + reason + names);
+        LOG.log(Level.WARNING, "{0}", count + line.log() + reason);
     }
 
     private void event(LeaseState.Event event) {
@@ -249,28 +247,24 @@ final class Heartbeat {
         Fence.Event.Kind kind = Fence.Event.Kind.valueOf(event.event().toUpperCase(Locale.ROOT));
         switch (kind) {
             case ACQUIRED -> {
-                lease = new Lease(this, states.grant(event.key()), acquires.get(event.key()));
+                Acquire acquire = acquires.get(event.key());
+                lease = acquire.lease = new Lease(this, states.grant(event.key()), acquire);
                 leases.put(event.key(), lease);
             }
             case RENEWED -> lease.renewals++;
             case LOST -> {
-                lost.addAll(lease.names());
+                leases.remove(event.key());
                 lease.ends(event.reason(), event.advice());
                 lease.guards.forEach(Connections::cut);
                 toTell.add(lease::tellLoss);
             }
             default -> {
-                lease.ends(Reason.RELEASED, null);
                 leases.remove(event.key());
+                lease.ends(Reason.RELEASED, null);
             }
         }
-        tells(
-                new Fence.Event(
-                        kind,
-                        lease.names(),
-                        event.token(),
-                        Duration.ofMillis(event.remaining()),
-                        event.reason()));
+        Duration remaining = Duration.ofMillis(event.remaining());
+        tells(new Fence.Event(kind, lease.names(), event.token(), remaining, event.reason()));
     }
 
     private synchronized void tells(Fence.Event event) {
@@ -300,11 +294,8 @@ final class Heartbeat {
                 };
         if (!Connections.run(() -> run(call, one, acquire, statement))) {
             acquire.cause = Connections.noThread();
-            effects.addAll(
-                    states.step(
-                            Clock.now(),
-                            call.call,
-                            () -> states.failed(call.call, "53000", false)));
+            Runnable failed = () -> states.failed(call.call, "53000", false);
+            effects.addAll(states.step(Clock.now(), call.call, failed));
         }
     }
 
@@ -319,7 +310,7 @@ final class Heartbeat {
             if (!isOpen) {
                 one.open(source);
                 isOpen = true;
-                input(call.call, () -> states.sent(call.call));
+                input(call.call, states -> states.sent(call.call));
             } else if (one.hasEnded(IDLE)) {
                 code = "unsent";
             }
@@ -334,7 +325,7 @@ final class Heartbeat {
         }
         if (code == null) {
             Answer said = answer;
-            input(call.call, () -> states.answered(call.call, said));
+            input(call.call, states -> states.answered(call.call, said));
         } else {
             fails(call, one, acquire, code, error);
         }
@@ -344,25 +335,24 @@ final class Heartbeat {
         boolean isBroken = one.isBroken();
         input(
                 call.call,
-                () -> {
+                states -> {
                     if (error != null) {
                         lastError = code + ": " + error.getMessage();
                         acquire.role = one.role;
                         acquire.cause = error;
-                        acquire.failed.complete(error);
                     }
                     states.failed(call.call, code, isBroken);
                 });
     }
 
     private static String codeOf(Throwable error, boolean isOpen, boolean isBroken) {
-        String state = FenceException.stateOf(error);
         if (error instanceof Error || error instanceof IllegalArgumentException) {
             return "panicked";
         }
         if (!isOpen) {
             return FenceException.codeOfOpening(error);
         }
+        String state = FenceException.stateOf(error);
         return !state.isEmpty() ? state : isBroken ? "ended" : "unreadable";
     }
 
@@ -372,10 +362,8 @@ final class Heartbeat {
         return switch (call.verb) {
             case "acquire" -> {
                 Object[] row = rows.get(0);
-                Taken taken =
-                        row[0] == null
-                                ? new Taken((String) row[1], span(row[2], 0), (String) row[3])
-                                : null;
+                Taken by = new Taken((String) row[1], span(row[2], 0), (String) row[3]);
+                Taken taken = row[0] == null ? by : null;
                 yield new Answer((Long) row[0], taken, null);
             }
             case "undo" -> new Answer((Long) rows.get(0)[0], null, null);
@@ -398,17 +386,21 @@ final class Heartbeat {
 
     /** Milliseconds of seconds, rounded down. */
     private static long span(Object seconds, long otherwise) {
-        return seconds == null
-                ? otherwise
-                : (long) Math.min(Math.max(0, (Double) seconds * 1000), LeaseState.NEVER);
+        double span = seconds == null ? otherwise : Math.max(0, (Double) seconds * 1000);
+        return (long) Math.min(span, LeaseState.NEVER);
     }
 
     // What a program asks for
 
+    Lease acquire(List<String> names, Options o) throws SQLException, InterruptedException {
+        return acquire(names, o, NEVER);
+    }
+
     /** Null if it was to stop before. */
     Lease acquire(List<String> names, Options o, CountDownLatch stop)
             throws SQLException, InterruptedException {
-        return await(new Acquire(names, null, o), stop, id -> states.acquire(ask(id, names, o)));
+        Acquire acquire = new Acquire(names, null, o);
+        return await(acquire, stop, (states, id) -> states.acquire(ask(id, names, o)));
     }
 
     private static Ask ask(String id, List<String> names, Options o) {
@@ -427,18 +419,15 @@ final class Heartbeat {
 
     Lease keepRow(Statements.Table table, String row, long token, Options o)
             throws SQLException, InterruptedException {
+        Acquire acquire = new Acquire(List.of(table.name(), row), table, o);
         return await(
-                new Acquire(List.of(table.name(), row), table, o),
-                null,
-                id -> states.keepRow(ask(id, List.of(row), o), table, token));
-    }
-
-    private interface Begin {
-        void as(String id);
+                acquire,
+                NEVER,
+                (states, id) -> states.keepRow(ask(id, List.of(row), o), table, token));
     }
 
     /** Waits for the answer to an acquire. A caller who gives up does not wait for a call. */
-    private Lease await(Acquire acquire, CountDownLatch stop, Begin begin)
+    private Lease await(Acquire acquire, CountDownLatch stop, BiConsumer<LeaseState, String> begin)
             throws SQLException, InterruptedException {
         if (Thread.interrupted()) {
             throw new InterruptedException();
@@ -450,52 +439,52 @@ final class Heartbeat {
             }
             id = String.valueOf(++lastId);
             acquires.put(id, acquire);
-            decide(0, () -> begin.as(id));
+            decide(0, states -> begin.accept(states, id));
         }
         tell();
-        while (true) {
-            try {
-                Reply reply =
-                        stop == null
-                                ? acquire.answer.get()
-                                : acquire.answer.get(POLL, TimeUnit.MILLISECONDS);
-                if (reply.error != null) {
-                    throw thrown(refusal(acquire, reply));
-                }
-                synchronized (this) {
-                    return leases.get(id);
-                }
-            } catch (TimeoutException waits) {
-                if (stop.getCount() > 0) {
-                    continue;
-                }
-                giveUp(id);
-                return null;
-            } catch (InterruptedException interrupt) {
-                giveUp(id);
-                throw interrupt;
-            } catch (ExecutionException never) {
-                throw new IllegalStateException(never);
+        Reply reply = null;
+        try {
+            while (reply == null && stop.getCount() > 0) {
+                reply = within(POLL, acquire.answer);
             }
+        } finally {
+            // What comes all the same is given back.
+            if (reply == null) {
+                input(
+                        states -> {
+                            states.giveUp(id);
+                            states.release(id);
+                        });
+            }
+        }
+        if (reply != null && reply.error != null) {
+            throw thrown(refusal(acquire, reply));
+        }
+        return reply == null ? null : acquire.lease;
+    }
+
+    /** Null if it has not come by then. */
+    private static <T> T within(long limit, CompletableFuture<T> future)
+            throws InterruptedException {
+        try {
+            return future.get(limit, TimeUnit.MILLISECONDS);
+        } catch (TimeoutException | ExecutionException waits) {
+            return null;
         }
     }
 
-    /** What comes all the same is given back. */
-    private void giveUp(String id) {
-        input(
-                0,
-                () -> {
-                    states.giveUp(id);
-                    states.release(id);
-                });
-        synchronized (this) {
-            leases.remove(
-                    id, leases.get(id) != null && leases.get(id).isLost() ? leases.get(id) : null);
+    /** Waits, for no longer than that, until it is so. */
+    private synchronized void await(long limit, BooleanSupplier isSo) throws InterruptedException {
+        long until = Clock.now() + limit;
+        for (long left = limit; left > 0 && !isSo.getAsBoolean(); left = until - Clock.now()) {
+            wait(left);
         }
     }
 
     private Throwable refusal(Acquire acquire, Reply reply) throws InterruptedException {
         List<String> names = acquire.names;
+        // If the call was cut a moment ago, its error says where it hung.
+        await(reply.error.startsWith("No") ? FOR_A_CAUSE : 0, () -> acquire.cause != null);
         Throwable cause = acquire.cause;
         return switch (reply.error) {
             case "LeaseTaken" ->
@@ -507,11 +496,10 @@ final class Heartbeat {
                                     ? noConnection(cause)
                                     : FenceException.ofCall(cause, acquire.role, acquire.table);
             case "Closed" -> new FenceException("the fence is closed", false, null);
-            case "NoConnection" -> noConnection(cause(acquire));
+            case "NoConnection" -> noConnection(cause);
             case "NoAnswer" -> {
-                Throwable last = cause(acquire);
-                yield new NoAnswer(
-                        "the server has not answered in time" + said(last), reply.inDoubt, last);
+                String message = "the server has not answered in time" + said(cause);
+                yield new NoAnswer(message, reply.inDoubt, cause);
             }
             default -> FenceException.ofCall(cause, acquire.role, null);
         };
@@ -525,17 +513,6 @@ final class Heartbeat {
 
     private static String said(Throwable cause) {
         return cause == null ? "" : ": " + cause.getMessage();
-    }
-
-    /** The call was cut a moment ago: its error says where it hung. */
-    private static Throwable cause(Acquire acquire) throws InterruptedException {
-        try {
-            return acquire.cause != null
-                    ? acquire.cause
-                    : acquire.failed.get(FOR_A_CAUSE, TimeUnit.MILLISECONDS);
-        } catch (ExecutionException | TimeoutException hangs) {
-            return null;
-        }
     }
 
     /** Throws what another thread has thrown, with the way to it, and with the way to here. */
@@ -559,16 +536,13 @@ final class Heartbeat {
 
     Reply check(Lease lease) {
         Reply[] reply = new Reply[1];
-        input(0, () -> reply[0] = states.check(lease.key));
+        input(states -> reply[0] = states.check(lease.key));
         return reply[0];
     }
 
     void release(Lease lease) {
-        input(0, () -> states.release(lease.key));
+        input(states -> states.release(lease.key));
         await(lease.ended);
-        synchronized (this) {
-            leases.remove(lease.key);
-        }
     }
 
     /**
@@ -578,9 +552,8 @@ final class Heartbeat {
         boolean isInterrupted = false;
         while (!ended.isDone()) {
             try {
-                ended.get(LeaseState.LOOK_AGAIN, TimeUnit.MILLISECONDS);
-            } catch (TimeoutException | ExecutionException waits) {
-                input(0, () -> {});
+                within(LeaseState.LOOK_AGAIN, ended);
+                input(TICK);
             } catch (InterruptedException later) {
                 isInterrupted = true;
             }
@@ -590,54 +563,22 @@ final class Heartbeat {
         }
     }
 
-    /** How far the transaction has come that releases them. */
-    void last(List<Lease> some, String stage) {
-        input(0, () -> states.last(keys(some), stage));
-    }
-
-    /** A transaction has written the row of a row lease, or has ended. */
-    void touches(Lease row, boolean begins) {
-        input(
-                0,
-                () -> {
-                    if (begins) {
-                        states.touches(row.key);
-                    } else {
-                        states.ended(row.key);
-                    }
-                });
-    }
-
-    /** The next renewal tells whether they are lost, and comes at once. */
-    void suspect(List<Lease> some) {
-        input(0, () -> states.suspect(keys(some)));
-    }
-
-    /** Waits for that renewal, or the loss. */
+    /** Has them renewed at once, and waits for that, or for their loss. */
     void renew(List<Lease> some) {
         Map<Lease, Integer> before = new HashMap<>();
         synchronized (this) {
             some.forEach(lease -> before.put(lease, lease.renewals));
         }
-        suspect(some);
-        long until = Clock.now() + FOR_A_RENEWAL;
-        synchronized (this) {
-            try {
-                while (Clock.now() < until
-                        && before.entrySet().stream()
-                                .anyMatch(
-                                        one ->
-                                                one.getKey().renewals == one.getValue()
-                                                        && one.getKey().reason == null)) {
-                    wait(until - Clock.now() + 1);
-                }
-            } catch (InterruptedException interrupt) {
-                Thread.currentThread().interrupt();
-            }
+        input(states -> states.suspect(keys(some)));
+        Predicate<Lease> isTold = one -> one.renewals > before.get(one) || one.reason != null;
+        try {
+            await(FOR_A_RENEWAL, () -> some.stream().allMatch(isTold));
+        } catch (InterruptedException interrupt) {
+            Thread.currentThread().interrupt();
         }
     }
 
-    private static List<String> keys(List<Lease> some) {
+    static List<String> keys(List<Lease> some) {
         return some.stream().map(lease -> lease.key).toList();
     }
 
@@ -652,7 +593,7 @@ final class Heartbeat {
 
     /** Gives everything back, and ends the waits. */
     void close() {
-        input(0, states::close);
+        input(LeaseState::close);
         await(closed);
     }
 }

@@ -105,7 +105,7 @@ final class Transaction {
             stage = Stage.ENDING;
             // The heartbeat leaves out what is about to be released.
             if (releases) {
-                heartbeat.last(leases, "begins");
+                last("begins");
             }
             refuseIfFailed();
             release();
@@ -122,13 +122,13 @@ final class Transaction {
             throw Heartbeat.as(told);
         } finally {
             if (releases && stage.compareTo(Stage.ENDING) >= 0) {
-                heartbeat.last(leases, ends);
+                last(ends);
             }
             touches(false);
             heartbeat.leave(leases, raw);
             // The next renewal tells what the server thinks; but the connection is sound.
             if (isStale) {
-                heartbeat.suspect(leases);
+                heartbeat.input(states -> states.suspect(Heartbeat.keys(leases)));
             }
         }
     }
@@ -173,10 +173,25 @@ final class Transaction {
         return new LeaseLost(Reason.GONE, null, lost.names(), false, null);
     }
 
+    /** Tells how far a transaction has come that releases. */
+    private void last(String stage) {
+        heartbeat.input(states -> states.last(Heartbeat.keys(leases), stage));
+    }
+
     /** Nobody else can claim a row while a transaction of ours has written it. */
     private void touches(boolean begins) {
         if (isTouching != begins) {
-            rows.forEach(row -> heartbeat.touches(row, begins));
+            Heartbeat.keys(rows)
+                    .forEach(
+                            row ->
+                                    heartbeat.input(
+                                            states -> {
+                                                if (begins) {
+                                                    states.touches(row);
+                                                } else {
+                                                    states.ended(row);
+                                                }
+                                            }));
         }
         isTouching = begins;
     }
