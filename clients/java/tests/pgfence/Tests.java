@@ -311,7 +311,8 @@ final class Tests {
         told(NotInstalled.class, "search_path", () -> elsewhere.keepRow("runs", key, 7, SHORT));
         sql("CREATE ROLE login_3 LOGIN; SELECT fence_grant('login_3')");
         Fence other = new Fence(() -> as("login_3"));
-        told(NotGranted.class, "SELECT and UPDATE", () -> other.keepRow("runs", key, 7, SHORT));
+        Options ask = SHORT.columns("fence", "till");
+        told(NotGranted.class, "SELECT and UPDATE", () -> other.keepRow("runs", key, 7, ask));
         sql("SELECT fence_revoke('login_3')");
         sql("DROP ROLE login_3");
     }
