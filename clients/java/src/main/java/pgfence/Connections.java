@@ -12,7 +12,6 @@ import java.util.*;
 import java.util.concurrent.*;
 import java.util.concurrent.locks.ReentrantLock;
 import java.util.regex.*;
-import java.util.stream.Stream;
 
 /** The connections of a heartbeat, and the threads in which they are used, opened and ended. */
 final class Connections {
@@ -88,7 +87,7 @@ final class Connections {
             Connection opened = source.call();
             if (opened == null || !opened.isWrapperFor(PGConnection.class)) {
                 throw new IllegalArgumentException(
-                        "a fence takes connections to PostgreSQL, " + "and not " + opened);
+                        "a fence takes connections to PostgreSQL, and not " + opened);
             }
             connection = opened;
             if (isCut) {
@@ -164,16 +163,20 @@ final class Connections {
             if (isOurs && statement.isWrapperFor(PGStatement.class)) {
                 statement.unwrap(PGStatement.class).setPrepareThreshold(0);
             }
-            for (int at = 0; at < call.arguments().length; at++) {
-                statement.setObject(at + 1, call.arguments()[at]);
+            int at = 0;
+            for (Object one : call.arguments()) {
+                if (one instanceof List<?> list) {
+                    boolean isOfTokens = !list.isEmpty() && list.get(0) instanceof Long;
+                    one = on.createArrayOf(isOfTokens ? "bigint" : "text", list.toArray());
+                }
+                statement.setObject(++at, one);
             }
             List<Object[]> rows = new ArrayList<>();
             try (ResultSet read = statement.executeQuery()) {
                 while (read.next()) {
                     Object[] row = new Object[read.getMetaData().getColumnCount()];
-                    for (int at = 0; at < row.length; at++) {
-                        Object value = read.getObject(at + 1);
-                        row[at] = value instanceof Array array ? array.getArray() : value;
+                    for (int i = 0; i < row.length; i++) {
+                        row[i] = read.getObject(i + 1);
                     }
                     rows.add(row);
                 }
@@ -195,13 +198,10 @@ final class Connections {
                     try {
                         connection.abort(Runnable::run);
                     } catch (SQLException | RuntimeException | LinkageError refused) {
-                        // Drivers before 42.7 ask the security manager, which Java 24 and newer
-                        // have none
-                        // of.
+                        // Drivers before 42.7 ask for a security manager, which Java 24 has not.
                         connection.unwrap(BaseConnection.class).getQueryExecutor().abort();
                     }
-                    // Newer drivers keep a thread until then, and a pool counts the connection as
-                    // its own.
+                    // Newer drivers keep a thread until then, and a pool counts the connection.
                     connection.close();
                 });
     }
@@ -214,30 +214,20 @@ final class Connections {
                     TAKES + ", and not \"" + String.valueOf(url).split(":")[0] + ":…\"");
         }
         Properties all = new Properties();
-        // A server that does not answer leaves no thread behind; and what the driver sets goes
-        // along in the first message.
-        all.putAll(
-                Map.of(
-                        "socketTimeout",
-                        "30",
-                        "tcpKeepAlive",
-                        "true",
-                        "assumeMinServerVersion",
-                        "9.0"));
-        Stream.of("user", "password")
-                .filter(key -> parts.group(key) != null)
-                .forEach(
-                        key ->
-                                all.put(
-                                        key,
-                                        URLDecoder.decode(
-                                                parts.group(key), StandardCharsets.UTF_8)));
+        // A server that does not answer leaves no thread behind.
+        all.put("socketTimeout", "30");
+        all.put("tcpKeepAlive", "true");
+        // What the driver sets goes along in the first message.
+        all.put("assumeMinServerVersion", "9.0");
+        for (String key : List.of("user", "password")) {
+            if (parts.group(key) != null) {
+                all.put(key, URLDecoder.decode(parts.group(key), StandardCharsets.UTF_8));
+            }
+        }
         // As the driver calls it, and not libpq.
         String rest = parts.group("rest").replace("application_name=", "ApplicationName=");
-        String full =
-                "jdbc:postgresql:"
-                        + parts.group("authority")
-                        + rest.replace("connect_timeout=", "connectTimeout=");
+        rest = rest.replace("connect_timeout=", "connectTimeout=");
+        String full = "jdbc:postgresql:" + parts.group("authority") + rest;
         return () -> DriverManager.getConnection(full, all);
     }
 }

@@ -36,9 +36,8 @@ public final class Fence implements AutoCloseable {
     public Fence(Callable<Connection> source) {
         this(
                 Objects.requireNonNull(source, Connections.TAKES),
-                "no connection came in time from the source of the fence (if it "
-                        + "is a pool, all of its connections may be in use: give the fence a source of "
-                        + "its own)");
+                "no connection came in time from the source of the fence (if it is a pool, all of"
+                        + " its connections may be in use: give the fence a source of its own)");
     }
 
     private Fence(Callable<Connection> source, String noConnection) {
@@ -102,7 +101,7 @@ public final class Fence implements AutoCloseable {
             throws SQLException, InterruptedException {
         if (names.size() > 1 && (options.shared || options.slots != 1 || options.reclaim)) {
             throw new IllegalArgumentException(
-                    "several names at once are exclusive: no shared, " + "slots or reclaim");
+                    "several names at once are exclusive: no shared, slots or reclaim");
         }
         return heartbeat.acquire(checked(names), options.named());
     }

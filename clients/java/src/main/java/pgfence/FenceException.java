@@ -8,6 +8,7 @@ import java.sql.*;
 import java.time.Duration;
 import java.util.*;
 import java.util.concurrent.TimeoutException;
+import java.util.function.UnaryOperator;
 import java.util.regex.*;
 import java.util.stream.Stream;
 
@@ -47,7 +48,7 @@ public sealed class FenceException extends RuntimeException {
                     "the lease "
                             + String.join(", ", names)
                             + " is taken"
-                            + (holder == null ? "" : " by " + holder)
+                            + by(holder)
                             + until(remaining, waitsFor),
                     false,
                     cause);
@@ -56,16 +57,19 @@ public sealed class FenceException extends RuntimeException {
             this.remaining = remaining > 0 ? Duration.ofMillis(remaining) : null;
         }
 
+        private static String by(String holder) {
+            return holder == null ? "" : " by " + holder;
+        }
+
         private static String until(long remaining, String waitsFor) {
-            return switch (Objects.requireNonNullElse(waitsFor, "")) {
-                case "commit" -> ", whose acquire is not committed yet";
-                case "guard" -> ", until a transaction ends that guards it: its ttl is over";
-                default ->
-                        remaining > 0
-                                ? ", for %.0f s at the most unless it is renewed"
-                                        .formatted(Math.ceil(remaining / 1000.0))
-                                : "";
-            };
+            if ("commit".equals(waitsFor)) {
+                return ", whose acquire is not committed yet";
+            }
+            if ("guard".equals(waitsFor)) {
+                return ", until a transaction ends that guards it: its ttl is over";
+            }
+            String span = ", for %.0f s at the most unless it is renewed";
+            return remaining > 0 ? span.formatted(Math.ceil(remaining / 1000.0)) : "";
         }
 
         /** The holder; null if that cannot be seen. */
@@ -110,9 +114,7 @@ public sealed class FenceException extends RuntimeException {
                             + " is lost ("
                             + reason
                             + ")"
-                            + ("other role".equals(advice)
-                                    ? ": it is another role's; " + ANOTHER_ROLE
-                                    : ""),
+                            + (advice == null ? "" : ": it is another role's; " + ANOTHER_ROLE),
                     inDoubt,
                     cause);
             this.reason = reason;
@@ -173,9 +175,7 @@ public sealed class FenceException extends RuntimeException {
 
         private Refused(ServerErrorMessage said, Throwable cause) {
             super(
-                    said.getHint() == null
-                            ? said.getMessage()
-                            : said.getMessage() + " (" + said.getHint() + ")",
+                    said.getMessage() + (said.getHint() == null ? "" : " (" + said.getHint() + ")"),
                     false,
                     cause);
             this.said = said;
@@ -203,7 +203,7 @@ public sealed class FenceException extends RuntimeException {
         }
 
         String holder() {
-            Matcher found = HOLDER.matcher(Objects.requireNonNullElse(detail(), ""));
+            Matcher found = HOLDER.matcher(String.valueOf(detail()));
             return found.find() ? found.group(1).replaceAll("\\\\([\"\\\\])", "$1") : null;
         }
 
@@ -227,73 +227,57 @@ public sealed class FenceException extends RuntimeException {
      */
     public static final class NotInstalled extends FenceException {
         private NotInstalled(Throwable cause) {
-            super(
-                    "pg_fence is not installed in this database, or not on the search_path: "
-                            + "CREATE EXTENSION pg_fence, or "
-                            + "name the schema that it is in, new Fence(…).schema(…) ("
-                            + cause.getMessage()
-                            + ")",
-                    false,
-                    cause);
+            super(NOT_INSTALLED + " (" + cause.getMessage() + ")", false, cause);
         }
+
+        private static final String NOT_INSTALLED =
+                "pg_fence is not installed in this database, or not on the search_path: CREATE"
+                        + " EXTENSION pg_fence, or name the schema that it is in,"
+                        + " new Fence(…).schema(…)";
     }
 
     /** The role may not use this lease. */
     public static final class NotGranted extends FenceException {
         private NotGranted(String role, Statements.Table table, Throwable cause) {
-            super(
-                    "the role "
-                            + role
-                            + (table == null
-                                    ? " may not use the lease: " + cause.getMessage() + "; "
-                                    : " may not keep rows of "
-                                            + table.name()
-                                            + ": "
-                                            + cause.getMessage())
-                            + remedy(role, table, cause.toString()),
-                    false,
-                    cause);
+            super(message(role, table, cause), false, cause);
         }
 
-        private static String remedy(String role, Statements.Table table, String cause) {
+        private static String message(String role, Statements.Table table, Throwable cause) {
+            String who = "the role " + role + " may not ", said = ": " + cause.getMessage() + "; ";
             if (table != null) {
-                return "; it needs SELECT and UPDATE";
+                return who + "keep rows of " + table.name() + said + "it needs SELECT and UPDATE";
             }
-            String level = cause.contains("lease_adopt") ? "', 'adopter')" : "')";
-            return cause.contains("was granted to another role")
-                    ? ANOTHER_ROLE
-                    : "an administrator grants it: SELECT fence_grant('" + role + level;
+            String level = said.contains("lease_adopt") ? "', 'adopter')" : "')";
+            String grant = "an administrator grants it: SELECT fence_grant('" + role + level;
+            boolean isOthers = said.contains("was granted to another role");
+            return who + "use the lease" + said + (isOthers ? ANOTHER_ROLE : grant);
         }
     }
 
     private static final String ANOTHER_ROLE =
-            "a lease is used by the role that acquired it, and by its members: where "
-                    + "login roles change, let all of them act as one role (options=-c role=…, or SET "
-                    + "ROLE)";
+            "a lease is used by the role that acquired it, and by its members: where login roles"
+                    + " change, let all of them act as one role (options=-c role=…, or SET ROLE)";
 
     // How they are found in what a driver, or what stands on it, has thrown
+
+    private static Stream<Throwable> causes(Throwable error) {
+        return Stream.iterate(error, Objects::nonNull, Throwable::getCause).limit(50);
+    }
 
     /**
      * The driver's, however deep they are wrapped. A batch has the server's error behind its own.
      */
     private static Stream<SQLException> chain(Throwable error) {
-        return Stream.iterate(error, Objects::nonNull, Throwable::getCause)
-                .limit(50)
-                .flatMap(
-                        one ->
-                                Stream.iterate(
-                                        one instanceof SQLException sql ? sql : null,
-                                        Objects::nonNull,
-                                        SQLException::getNextException));
+        UnaryOperator<SQLException> next = SQLException::getNextException;
+        return causes(error)
+                .filter(SQLException.class::isInstance)
+                .flatMap(one -> Stream.iterate((SQLException) one, Objects::nonNull, next));
     }
 
     /** The SQLSTATE, or an empty text. */
     static String stateOf(Throwable error) {
-        return chain(error)
-                .map(SQLException::getSQLState)
-                .filter(Objects::nonNull)
-                .findFirst()
-                .orElse("");
+        Stream<String> states = chain(error).map(SQLException::getSQLState);
+        return states.filter(Objects::nonNull).findFirst().orElse("");
     }
 
     /**
@@ -305,8 +289,7 @@ public sealed class FenceException extends RuntimeException {
     }
 
     private static boolean isBy(Throwable error, Class<?>... types) {
-        return Stream.iterate(error, Objects::nonNull, Throwable::getCause)
-                .limit(50)
+        return causes(error)
                 .anyMatch(one -> Stream.of(types).anyMatch(type -> type.isInstance(one)));
     }
 
@@ -316,18 +299,16 @@ public sealed class FenceException extends RuntimeException {
      * of one is missing.
      */
     private static boolean neverOpens(Throwable error) {
-        return chain(error)
-                .anyMatch(
-                        one ->
-                                "08004".equals(one.getSQLState())
-                                        || "08006".equals(one.getSQLState())
-                                                && (one.getCause() == null
-                                                        || isBy(
-                                                                one,
-                                                                GeneralSecurityException.class,
-                                                                FileNotFoundException.class))
-                                        || String.valueOf(one.getMessage())
-                                                .startsWith("No suitable driver"));
+        return chain(error).anyMatch(FenceException::isFinal);
+    }
+
+    private static boolean isFinal(SQLException error) {
+        String state = String.valueOf(error.getSQLState());
+        return state.equals("08004")
+                || state.equals("08006") && error.getCause() == null
+                || state.equals("08006")
+                        && isBy(error, GeneralSecurityException.class, FileNotFoundException.class)
+                || String.valueOf(error.getMessage()).startsWith("No suitable driver");
     }
 
     /**
@@ -335,17 +316,13 @@ public sealed class FenceException extends RuntimeException {
      * else "misconfigured".
      */
     static String codeOfOpening(Throwable error) {
-        String state = stateOf(error);
         boolean mayPass =
-                error == null
-                        || isBy(
-                                error,
-                                SQLException.class,
-                                IOException.class,
-                                TimeoutException.class);
-        return !mayPass || neverOpens(error)
-                ? "misconfigured"
-                : state.isEmpty() ? "connect" : state;
+                isBy(error, SQLException.class, IOException.class, TimeoutException.class);
+        if (error != null && !mayPass || neverOpens(error)) {
+            return "misconfigured";
+        }
+        String state = stateOf(error);
+        return state.isEmpty() ? "connect" : state;
     }
 
     /** What a leader may go on after, by the specification's words. */
@@ -398,8 +375,8 @@ public sealed class FenceException extends RuntimeException {
         return chain(error)
                 .map(one -> one instanceof PSQLException told ? told.getServerErrorMessage() : null)
                 .filter(Objects::nonNull)
-                .findFirst()
                 .<Throwable>map(said -> new Refused(said, error))
+                .findFirst()
                 .orElse(error);
     }
 }

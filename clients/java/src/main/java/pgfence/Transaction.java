@@ -7,6 +7,7 @@ import pgfence.Statements.Statement;
 
 import java.sql.*;
 import java.util.*;
+import java.util.function.BiConsumer;
 
 /**
  * A transaction under leases. A connection in autocommit gets one of its own. On any other it is
@@ -153,7 +154,7 @@ final class Transaction {
         stage = Stage.BEGUN;
         if (connection.getAutoCommit() && !isInner) {
             throw new IllegalArgumentException(
-                    "the connection stays in autocommit: there is " + "nothing to guard");
+                    "the connection stays in autocommit: there is nothing to guard");
         }
         for (Lease row : rows) {
             if (rows(heartbeat.statements.guardRow(row)).get(0)[0] == null) {
@@ -162,7 +163,7 @@ final class Transaction {
         }
         touches(true);
         if (leases.isEmpty()) {
-            rows(heartbeat.statements.guardAdopted(held.get(0)));
+            rows(heartbeat.statements.guardAdopted(held));
         } else if (!named.isEmpty()) {
             rows(heartbeat.statements.guard(named));
         }
@@ -181,19 +182,11 @@ final class Transaction {
     /** Nobody else can claim a row while a transaction of ours has written it. */
     private void touches(boolean begins) {
         if (isTouching != begins) {
-            Heartbeat.keys(rows)
-                    .forEach(
-                            row ->
-                                    heartbeat.input(
-                                            states -> {
-                                                if (begins) {
-                                                    states.touches(row);
-                                                } else {
-                                                    states.ended(row);
-                                                }
-                                            }));
+            isTouching = begins;
+            BiConsumer<LeaseState, String> tells = begins ? LeaseState::touches : LeaseState::ended;
+            heartbeat.input(
+                    states -> Heartbeat.keys(rows).forEach(row -> tells.accept(states, row)));
         }
-        isTouching = begins;
     }
 
     /** The work may have swallowed an error: then the commit would roll back, and say nothing. */
@@ -203,7 +196,7 @@ final class Transaction {
         }
         if (raw.getTransactionState() == TransactionState.FAILED) {
             throw new TransactionLost(
-                    "a statement of the transaction has failed: all of it is " + "rolled back",
+                    "a statement of the transaction has failed: all of it is rolled back",
                     false,
                     null);
         }
@@ -289,8 +282,8 @@ final class Transaction {
         }
         if (state.equals(NO_SAVEPOINT) || stage == Stage.COMMITTING && state.equals(NO_TOKEN)) {
             String ended =
-                    "the work has ended the transaction itself: what it did after that was not "
-                            + "guarded";
+                    "the work has ended the transaction itself: what it did after that was not"
+                            + " guarded";
             return new TransactionLost(ended, true, error);
         }
         Throwable told =
