@@ -89,10 +89,12 @@ final class Vectors {
                 () -> {
                     String key = text(with, "key"), id = text(with, "id");
                     switch (what) {
-                        case "acquire" -> states.acquire(ask(id, strings(with, "names"), with));
+                        case "acquire" -> states.acquire(id, strings(with, "names"), asked(with));
                         case "keep_row" ->
                                 states.keepRow(
-                                        ask(id, List.of(key), with),
+                                        id,
+                                        key,
+                                        asked(with),
                                         text(with, "table"),
                                         number(with, "token", 0));
                         case "give_up" -> states.giveUp(id);
@@ -115,20 +117,17 @@ final class Vectors {
                 });
     }
 
-    private static Ask ask(String id, List<String> names, JsonObject with) {
-        long atMost = number(with, "at_most", 0);
-        boolean isRow = with.has("table");
-        return new Ask(
-                id,
-                names,
-                number(with, "ttl", 0),
-                number(with, "wait", 0),
-                text(with, "holder"),
-                isRow || is(with, "named"),
-                is(with, "reclaim"),
-                is(with, "session"),
-                is(with, "shared"),
-                atMost == 0 ? LeaseState.NEVER : atMost);
+    private static Options asked(JsonObject with) {
+        Options asked = new Options();
+        asked.ttl = number(with, "ttl", 0);
+        asked.wait = number(with, "wait", 0);
+        asked.holder = text(with, "holder");
+        asked.isOwnHolder = !with.has("table") && !is(with, "named");
+        asked.reclaim = is(with, "reclaim");
+        asked.session = is(with, "session");
+        asked.shared = is(with, "shared");
+        asked.atMost = number(with, "at_most", LeaseState.NEVER);
+        return asked;
     }
 
     /** The rows are those of some statement: each is read as all that it can be. */

@@ -99,7 +99,7 @@ public final class Fence implements AutoCloseable {
      */
     public Lease lease(List<String> names, Options options)
             throws SQLException, InterruptedException {
-        if (names.size() > 1 && (options.shared || options.slots != 1 || options.reclaim)) {
+        if (names.size() > 1 && (options.isShared() || options.reclaim)) {
             throw new IllegalArgumentException(
                     "several names at once are exclusive: no shared, slots or reclaim");
         }

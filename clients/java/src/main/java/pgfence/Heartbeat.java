@@ -43,10 +43,9 @@ final class Heartbeat {
     /** Events and answers, which are told in their order, without the lock. */
     private final Deque<Runnable> toTell = new ArrayDeque<>();
 
-    private boolean isCarryingOut, isTelling, isWatching;
+    private boolean isTelling, isWatching;
     private long wakeAt = LeaseState.NEVER, lookedAt;
     private int lastId;
-
     private String lastError;
 
     Heartbeat(Callable<Connection> source, String noConnection) {
@@ -94,7 +93,10 @@ final class Heartbeat {
 
     private synchronized void decide(int call, Consumer<LeaseState> what) {
         effects.addAll(states.step(Clock.now(), call, () -> what.accept(states)));
-        carryOutAll();
+        // In their order. One that fails has an input of its own, whose effects come after these.
+        for (Effect effect = effects.poll(); effect != null; effect = effects.poll()) {
+            carryOut(effect);
+        }
         wakeAt = states.wake(Clock.now());
         if (wakeAt < LeaseState.NEVER) {
             watch();
@@ -182,24 +184,6 @@ final class Heartbeat {
     }
 
     // Effects
-
-    /**
-     * In their order, and each to its end: one that fails has an input of its own, whose effects
-     * come after these.
-     */
-    private void carryOutAll() {
-        if (isCarryingOut) {
-            return;
-        }
-        isCarryingOut = true;
-        try {
-            for (Effect effect = effects.poll(); effect != null; effect = effects.poll()) {
-                carryOut(effect);
-            }
-        } finally {
-            isCarryingOut = false;
-        }
-    }
 
     private void carryOut(Effect effect) {
         if (effect instanceof Call call) {
@@ -301,48 +285,33 @@ final class Heartbeat {
 
     /** Sends a call, and gives its answer to the states. */
     private void run(Call call, One one, Acquire acquire, Statements.Statement statement) {
-        String code = null;
-        Throwable error = null;
-        Answer answer = null;
-        boolean isOpen = !call.open;
+        Consumer<LeaseState> then;
         one.use.lock();
         try {
-            if (!isOpen) {
+            if (call.open) {
                 one.open(source);
-                isOpen = true;
                 input(call.call, states -> states.sent(call.call));
-            } else if (one.hasEnded(IDLE)) {
-                code = "unsent";
             }
-            if (code == null) {
-                answer = read(call, one.rows(statement));
-            }
-        } catch (Throwable failed) {
-            error = failed;
-            code = codeOf(failed, isOpen, one.isBroken());
-        } finally {
-            one.use.unlock();
-        }
-        if (code == null) {
-            Answer said = answer;
-            input(call.call, states -> states.answered(call.call, said));
-        } else {
-            fails(call, one, acquire, code, error);
-        }
-    }
-
-    private void fails(Call call, One one, Acquire acquire, String code, Throwable error) {
-        boolean isBroken = one.isBroken();
-        input(
-                call.call,
-                states -> {
-                    if (error != null) {
+            boolean hasEnded = !call.open && one.hasEnded(IDLE);
+            Answer answer = hasEnded ? null : read(call, one.rows(statement));
+            then =
+                    hasEnded
+                            ? states -> states.failed(call.call, "unsent", true)
+                            : states -> states.answered(call.call, answer);
+        } catch (Throwable error) {
+            boolean isBroken = one.isBroken();
+            String code = codeOf(error, one.role != null, isBroken);
+            then =
+                    states -> {
                         lastError = code + ": " + error.getMessage();
                         acquire.role = one.role;
                         acquire.cause = error;
-                    }
-                    states.failed(call.call, code, isBroken);
-                });
+                        states.failed(call.call, code, isBroken);
+                    };
+        } finally {
+            one.use.unlock();
+        }
+        input(call.call, then);
     }
 
     private static String codeOf(Throwable error, boolean isOpen, boolean isBroken) {
@@ -368,20 +337,20 @@ final class Heartbeat {
             }
             case "undo" -> new Answer((Long) rows.get(0)[0], null, null);
             default -> {
-                boolean isRelease = call.verb.equals("release");
                 if (rows.size() != call.names.size()) {
                     throw new IllegalStateException("as many rows as leases");
                 }
-                yield new Answer(
-                        null, null, rows.stream().map(row -> outcome(isRelease, row)).toList());
+                Function<Object[], Outcome> outcome =
+                        call.verb.equals("release")
+                                ? row -> new Outcome(row[0] != null)
+                                : Heartbeat::outcome;
+                yield new Answer(null, null, rows.stream().map(outcome).toList());
             }
         };
     }
 
-    private static Outcome outcome(boolean isRelease, Object[] row) {
-        return isRelease
-                ? new Outcome(row[0] != null)
-                : new Outcome((String) row[0], span(row[1], -1), span(row[2], -1), (String) row[3]);
+    private static Outcome outcome(Object[] row) {
+        return new Outcome((String) row[0], span(row[1], -1), span(row[2], -1), (String) row[3]);
     }
 
     /** Milliseconds of seconds, rounded down. */
@@ -400,30 +369,13 @@ final class Heartbeat {
     Lease acquire(List<String> names, Options o, CountDownLatch stop)
             throws SQLException, InterruptedException {
         Acquire acquire = new Acquire(names, null, o);
-        return await(acquire, stop, (states, id) -> states.acquire(ask(id, names, o)));
-    }
-
-    private static Ask ask(String id, List<String> names, Options o) {
-        return new Ask(
-                id,
-                names,
-                o.ttl,
-                o.wait,
-                o.holder,
-                !o.isOwnHolder,
-                o.reclaim,
-                o.session,
-                o.shared || o.slots > 1,
-                o.atMost);
+        return await(acquire, stop, (states, id) -> states.acquire(id, names, o));
     }
 
     Lease keepRow(Statements.Table table, String row, long token, Options o)
             throws SQLException, InterruptedException {
         Acquire acquire = new Acquire(List.of(table.name(), row), table, o);
-        return await(
-                acquire,
-                NEVER,
-                (states, id) -> states.keepRow(ask(id, List.of(row), o), table, token));
+        return await(acquire, NEVER, (states, id) -> states.keepRow(id, row, o, table, token));
     }
 
     /** Waits for the answer to an acquire. A caller who gives up does not wait for a call. */

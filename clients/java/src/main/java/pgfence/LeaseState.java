@@ -99,19 +99,6 @@ final class LeaseState {
         }
     }
 
-    /** What an acquire asks for. Its holder is unique, unless it is named by the caller. */
-    record Ask(
-            String id,
-            List<String> names,
-            long ttl,
-            long waits,
-            String holder,
-            boolean named,
-            boolean reclaim,
-            boolean session,
-            boolean shared,
-            long atMost) {}
-
     /** By whom a lease is taken. */
     record Taken(String holder, long remaining, String state) {}
 
@@ -201,10 +188,10 @@ final class LeaseState {
             this.request = request;
             this.token = token;
             this.table = table;
-            key = request.ask.id;
-            names = request.ask.names;
-            ttl = request.ask.ttl;
-            isSession = request.ask.session;
+            key = request.id;
+            names = request.names;
+            ttl = request.ttl;
+            isSession = request.options.session;
         }
 
         boolean isHeld() {
@@ -251,8 +238,10 @@ final class LeaseState {
     private record Doubt(long sent, long until) {}
 
     private static final class Request extends Sender {
-        final Ask ask;
-        final long begun, until;
+        final String id;
+        final List<String> names;
+        final Options options;
+        final long ttl, begun, until;
         boolean isOver;
 
         /** It waits for the end of an outage. */
@@ -263,19 +252,22 @@ final class LeaseState {
         Undo undoing;
         Grant grant;
 
-        Request(Ask ask, long now) {
-            this.ask = ask;
+        Request(String id, List<String> names, Options options, long now) {
+            this.id = id;
+            this.names = names;
+            this.options = options;
+            ttl = options.ttl;
             begun = at = now;
-            until = now + min(ask.waits, NEVER);
+            until = now + min(options.wait, NEVER);
         }
 
         boolean isOne() {
-            return ask.names.size() == 1;
+            return names.size() == 1;
         }
 
         /** Its calls may wait, or make a session lease: on a connection of its own. */
         boolean isAside() {
-            return ask.session || ask.waits > 0 && isOne();
+            return options.session || options.wait > 0 && isOne();
         }
 
         boolean isIdle() {
@@ -287,11 +279,11 @@ final class LeaseState {
         }
 
         boolean reclaims() {
-            return ask.reclaim || isOne() && !ask.shared && !ask.named;
+            return options.reclaim || isOne() && !options.isShared() && options.isOwnHolder;
         }
 
         String holder() {
-            return series < 2 ? ask.holder : ask.holder + "/" + series;
+            return series < 2 ? options.holder : options.holder + "/" + series;
         }
     }
 
@@ -313,10 +305,10 @@ final class LeaseState {
     private final long spread;
 
     private final Map<String, Grant> grants = new LinkedHashMap<>();
-    private final List<Request> requests = new ArrayList<>();
+    private final Map<String, Request> requests = new LinkedHashMap<>();
     private final List<Undo> undos = new ArrayList<>();
     private final List<Grant> giveBacks = new ArrayList<>();
-    private final List<Call> calls = new ArrayList<>();
+    private final Map<Integer, Call> calls = new LinkedHashMap<>();
     private final Map<Integer, Link> links = new TreeMap<>();
 
     /** The connection for all that waits for nobody, with one call at a time. */
@@ -326,7 +318,7 @@ final class LeaseState {
     private boolean isOut, isLossLogged, isDone;
     private long now, closedAt = NEVER;
     private List<Effect> effects;
-    private Map<List<Object>, Integer> logs;
+    private Map<Log, Integer> logs;
 
     LeaseState(long spread) {
         this.spread = spread;
@@ -334,21 +326,21 @@ final class LeaseState {
 
     // What the program asks: each of these is an input, within a step
 
-    void acquire(Ask ask) {
-        begin(ask);
+    void acquire(String id, List<String> names, Options options) {
+        begin(id, names, options);
     }
 
-    /** A row that the program has claimed, at a time that is not known: the name is its key. */
-    void keepRow(Ask ask, Object table, long token) {
-        Request r = begin(ask);
+    /** A row that the program has claimed, at a time that is not known. */
+    void keepRow(String id, String row, Options options, Object table, long token) {
+        Request r = begin(id, List.of(row), options);
         if (!r.isOver) {
-            granted(r, token, now - ask.ttl, table);
+            granted(r, token, now - r.ttl, table);
         }
     }
 
-    private Request begin(Ask ask) {
-        Request r = new Request(ask, now);
-        requests.add(r);
+    private Request begin(String id, List<String> names, Options options) {
+        Request r = new Request(id, names, options, now);
+        requests.put(id, r);
         if (closedAt < NEVER) {
             finish(r, new Reply("Closed"));
         }
@@ -356,10 +348,9 @@ final class LeaseState {
     }
 
     void giveUp(String id) {
-        requests.stream()
-                .filter(r -> r.ask.id.equals(id))
-                .findFirst()
-                .ifPresent(r -> finish(r, new Reply("GivenUp")));
+        if (requests.containsKey(id)) {
+            finish(requests.get(id), new Reply("GivenUp"));
+        }
     }
 
     void release(String key) {
@@ -426,7 +417,7 @@ final class LeaseState {
 
     void close() {
         closedAt = min(closedAt, now);
-        List.copyOf(requests).forEach(r -> finish(r, new Reply("Closed")));
+        List.copyOf(requests.values()).forEach(r -> finish(r, new Reply("Closed")));
         all().stream().filter(Grant::isHeld).forEach(g -> giveBack(g, false));
     }
 
@@ -434,7 +425,7 @@ final class LeaseState {
 
     /** The connection of a call is open, and the call is sent next. */
     void sent(int number) {
-        Call c = call(number);
+        Call c = calls.get(number);
         if (c != null && c.sent < 0) {
             isSent(c);
         }
@@ -449,7 +440,7 @@ final class LeaseState {
     }
 
     void answered(int number, Answer answer) {
-        Call c = call(number);
+        Call c = calls.get(number);
         if (c == null) {
             return;
         }
@@ -473,7 +464,7 @@ final class LeaseState {
      * any more.
      */
     void failed(int number, String code, boolean isBroken) {
-        Call c = call(number);
+        Call c = calls.get(number);
         if (c != null) {
             failed(c, code, isBroken);
         }
@@ -481,7 +472,7 @@ final class LeaseState {
 
     void disconnected(int on) {
         Link link = links.get(on);
-        List.copyOf(calls).stream()
+        List.copyOf(calls.values()).stream()
                 .filter(c -> c.link == link)
                 .forEach(c -> failed(c, "ended", true));
         if (isOpen(link)) {
@@ -513,10 +504,10 @@ final class LeaseState {
     long wake(long now) {
         List<Long> times = new ArrayList<>();
         boolean isFree = shared.call == null;
-        calls.forEach(c -> times.add(c.until));
+        calls.values().forEach(c -> times.add(c.until));
         giveBacks.forEach(g -> times.add(isFree && g.call == null ? min(g.at, g.until) : g.until));
         undos.stream().filter(u -> u.call == null).forEach(u -> times.add(u.at));
-        for (Request r : requests.stream().filter(Request::isIdle).toList()) {
+        for (Request r : requests.values().stream().filter(Request::isIdle).toList()) {
             times.add(r.until + LONGEST_QUEUE);
             times.add(r.isDue(NEVER) && (r.isAside() || isFree) ? r.at : NEVER);
         }
@@ -542,11 +533,10 @@ final class LeaseState {
         send();
         logs.forEach(
                 (line, count) -> {
-                    Reason reason = line.size() > 1 ? (Reason) line.get(1) : null;
                     // An outage is one line of the log, and so are the losses by it.
-                    boolean isOfOutage = isOut && reason == DEADLINE;
+                    boolean isOfOutage = isOut && line.reason == DEADLINE;
                     if (!isOfOutage || !isLossLogged) {
-                        effects.add(new Log((String) line.get(0), null, null, reason, count));
+                        effects.add(new Log(line.log, null, null, line.reason, count));
                     }
                     isLossLogged |= isOfOutage;
                 });
@@ -563,7 +553,7 @@ final class LeaseState {
             }
         }
         boolean isLate = !isDone && now >= closedAt + CLOSING;
-        for (Call c : List.copyOf(calls)) {
+        for (Call c : List.copyOf(calls.values())) {
             if (isLate || c.call != answered && c.until <= now) {
                 failed(c, "no answer", true);
             }
@@ -576,7 +566,7 @@ final class LeaseState {
                 givenBack(g, UNCONFIRMED);
             }
         }
-        for (Request r : requests.stream().filter(Request::isIdle).toList()) {
+        for (Request r : requests.values().stream().filter(Request::isIdle).toList()) {
             if (r.undoing != null && now >= r.until) {
                 finish(r, noAnswer());
             } else if (now >= r.until + LONGEST_QUEUE) {
@@ -588,13 +578,16 @@ final class LeaseState {
     // Calls: one at a time on the shared connection, where none waits for anybody
 
     private void send() {
-        requests.stream().filter(r -> r.isAside() && r.isDue(now)).toList().forEach(this::ask);
+        requests.values().stream()
+                .filter(r -> r.isAside() && r.isDue(now))
+                .toList()
+                .forEach(this::ask);
         for (Undo u : undos) {
             if (u.call != null || u.at > now) {
                 continue;
             }
-            Call c = new Call("undo", u, List.of(), ownLimit(u.request.ask.ttl));
-            c.names = u.request.ask.names;
+            Call c = new Call("undo", u, List.of(), ownLimit(u.request.ttl));
+            c.names = u.request.names;
             c.holder = u.holder;
             start(c, u);
         }
@@ -610,7 +603,7 @@ final class LeaseState {
         Optional<Grant> beat = beats(g -> g.isDue(now)).findFirst();
         Optional<Grant> back = giveBacks.stream().filter(g -> g.isReleaseDue(now)).findFirst();
         Optional<Request> request =
-                requests.stream().filter(r -> !r.isAside() && r.isDue(now)).findFirst();
+                requests.values().stream().filter(r -> !r.isAside() && r.isDue(now)).findFirst();
         boolean isOthersTurn =
                 beatsInARow >= MOST_BEATS && (back.isPresent() || request.isPresent());
         beatsInARow = beat.isEmpty() || isOthersTurn ? 0 : beatsInARow + 1;
@@ -674,7 +667,7 @@ final class LeaseState {
         }
         c.senders.add(on);
         c.senders.forEach(sender -> sender.call = c);
-        calls.add(c);
+        calls.put(c.call, c);
         effects.add(c);
     }
 
@@ -714,10 +707,6 @@ final class LeaseState {
         return min(max(ttl / 3, SHORTEST_WAIT), LONGEST_PAUSE);
     }
 
-    private Call call(int number) {
-        return calls.stream().filter(c -> c.call == number).findFirst().orElse(null);
-    }
-
     private List<Grant> all() {
         return List.copyOf(grants.values());
     }
@@ -727,7 +716,7 @@ final class LeaseState {
     }
 
     private void over(Call c) {
-        calls.remove(c);
+        calls.remove(c.call);
         c.senders.stream().filter(sender -> sender.call == c).forEach(sender -> sender.call = null);
     }
 
@@ -794,7 +783,7 @@ final class LeaseState {
         if (!isOpen(link)) {
             return;
         }
-        link.isLeaving = calls.stream().anyMatch(c -> c.link == link);
+        link.isLeaving = calls.values().stream().anyMatch(c -> c.link == link);
         if (!link.isLeaving) {
             hangUp(link);
         }
@@ -938,14 +927,14 @@ final class LeaseState {
     private void ask(Request r) {
         // A longer wait would hold back vacuum.
         long wait = r.isAside() && r.isOne() ? max(0, min(r.until - now, PORTION)) : 0;
-        long limit = ownLimit(r.ask.ttl);
+        long limit = ownLimit(r.ttl);
         limit = r.isAside() ? wait + limit : min(limit, limit(NEVER));
         Call c = new Call("acquire", r, List.of(), limit);
-        c.asker = r.ask.id;
-        c.names = r.ask.names;
+        c.asker = r.id;
+        c.names = r.names;
         c.holder = r.holder();
         c.wait = wait;
-        c.reclaim = r.ask.reclaim || r.doubt != null && r.reclaims();
+        c.reclaim = r.options.reclaim || r.doubt != null && r.reclaims();
         start(c, r.isAside() ? r : shared);
     }
 
@@ -1020,10 +1009,10 @@ final class LeaseState {
 
     /** Answers an acquire, once. What was granted to nobody, or may be, is given back. */
     private void finish(Request r, Reply reply) {
-        requests.remove(r);
+        requests.remove(r.id);
         r.isOver = true;
         boolean isFailed = reply.error != null;
-        reply.reply = r.ask.id;
+        reply.reply = r.id;
         reply.inDoubt |= r.doubt != null && isFailed && !reply.error.equals("LeaseTaken");
         effects.add(reply);
         if (isFailed && r.grant != null && r.grant.isAlive()) {
@@ -1041,7 +1030,7 @@ final class LeaseState {
     }
 
     private void acquireFailed(Call c, Request r, String code, boolean isOpening) {
-        if (!isOpening && !r.ask.session && isDoubtful(code) && r.doubt == null) {
+        if (!isOpening && !r.options.session && isDoubtful(code) && r.doubt == null) {
             r.doubt = new Doubt(c.sent, c.sent + c.limit);
         }
         if (r.isOver || code.equals("unsent")) {
@@ -1051,10 +1040,9 @@ final class LeaseState {
         }
         r.tries++;
         boolean isConflict = isConflict(code), mayPass = isConflict || isOfConnection(code);
-        long until = isConflict ? max(r.until, r.begun + patience(r.ask.ttl)) : r.until;
-        long pause =
-                spread(growing(r.tries, isConflict ? TRY_AGAIN : longestWait(r.ask.ttl)), spread);
-        boolean isStuck = r.doubt != null && r.ask.named && !r.ask.reclaim;
+        long until = isConflict ? max(r.until, r.begun + patience(r.ttl)) : r.until;
+        long pause = spread(growing(r.tries, isConflict ? TRY_AGAIN : longestWait(r.ttl)), spread);
+        boolean isStuck = r.doubt != null && !r.options.isOwnHolder && !r.options.reclaim;
         if (r.doubt != null && r.reclaims() && r.tries == 1 && isOfConnection(code)) {
             r.at = now;
             return;
@@ -1079,8 +1067,8 @@ final class LeaseState {
 
     /** Tells an outage once, however many wait for its end. */
     private void waitsForOutage(Request r, String code) {
-        if (requests.stream().noneMatch(one -> one.isOut)) {
-            effects.add(new Log("not acquired", r.ask.id, code, null, 0));
+        if (requests.values().stream().noneMatch(one -> one.isOut)) {
+            effects.add(new Log("not acquired", r.id, code, null, 0));
         }
         r.isOut = true;
     }
@@ -1109,7 +1097,7 @@ final class LeaseState {
 
     /** Has what may have been granted be released, if the holder is nobody else's. */
     private Undo undoDoubt(Request r) {
-        if (r.doubt == null || r.ask.named || isDone) {
+        if (r.doubt == null || !r.options.isOwnHolder || isDone) {
             return null;
         }
         Undo u = new Undo(r, now);
@@ -1134,7 +1122,7 @@ final class LeaseState {
         long pause = spread(growing(++u.tries, LONGEST_PAUSE), spread);
         u.at = code.equals("unsent") ? now : now + pause;
         boolean mayPass = isOfConnection(code) || code.matches("40001|40P01|55P03|panicked");
-        if (!mayPass || u.at >= u.doubt.sent + u.request.ask.ttl) {
+        if (!mayPass || u.at >= u.doubt.sent + u.request.ttl) {
             forget(u);
         }
     }
@@ -1170,7 +1158,7 @@ final class LeaseState {
         long smallest = some.stream().mapToLong(g -> g.ttl).min().orElse(NEVER);
         // The connection of a session lease serves if there is no shared one.
         boolean isOwn = first.isSession && some.size() == 1 && !isOpen(shared.link);
-        isOwn &= isOpen(first.link) && calls.stream().noneMatch(c -> c.link == first.link);
+        isOwn &= isOpen(first.link) && calls.values().stream().noneMatch(c -> c.link == first.link);
         long limit = min(limit(NEVER), ownLimit(smallest));
         start(new Call("release", first, some, limit), isOwn ? first : shared);
     }
@@ -1245,7 +1233,7 @@ final class LeaseState {
     private void event(String kind, Grant g) {
         if (kind.equals("acquired")) {
             g.isTold = true;
-            g.atMost = now + g.request.ask.atMost;
+            g.atMost = now + g.request.options.atMost;
         }
         long remaining = g.isHeld() ? g.deadline - now : 0;
         effects.add(new Event(kind, g.key, g.token, remaining, g.reason, g.advice, null));
@@ -1253,7 +1241,7 @@ final class LeaseState {
 
     /** One line for all of an input that are alike. */
     private void log(String what, Reason reason) {
-        logs.merge(reason == null ? List.of(what) : List.of(what, reason), 1, Integer::sum);
+        logs.merge(new Log(what, null, null, reason, 0), 1, Integer::sum);
     }
 
     /** Who leads, or waits to. */

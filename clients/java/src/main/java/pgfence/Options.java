@@ -94,6 +94,10 @@ public final class Options implements Cloneable {
                 });
     }
 
+    boolean isShared() {
+        return shared || slots > 1;
+    }
+
     /** With a holder, which is unique if none is given. */
     Options named() {
         if (holder != null || reclaim) {
