@@ -13,17 +13,6 @@ const CLOCK: ClockId = ClockId::CLOCK_MONOTONIC;
 /// Tokio's timers stand still while the machine sleeps, so each wait looks at the clock again.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
-/// A moment of the clock by which leases end, which goes on while the machine sleeps.
-#[derive(Debug, Clone, Copy)]
-pub struct Moment(pub(crate) Duration);
-
-impl Moment {
-    /// This moment.
-    pub fn now() -> Moment {
-        Moment(now())
-    }
-}
-
 pub fn now() -> Duration {
     clock_gettime(CLOCK).expect("the system has this clock").into()
 }

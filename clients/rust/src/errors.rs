@@ -1,7 +1,7 @@
 //! Refusals and losses, as types, and how to find them in an error of a driver or a pool.
 
-use crate::lease_state::Denial;
-use crate::statements::span;
+use crate::lease_state::{Denial, passes};
+use crate::statements::{Options, span};
 use serde_json::{Map, Value};
 use std::error::Error as StdError;
 use std::fmt::{self, Display, Formatter};
@@ -150,15 +150,20 @@ impl Error {
         matches!(self, Error::Other(_)) && !chain(self).any(is_known)
     }
 
-    /// The meaning of an error of one of our own statements, which that role has sent.
-    pub(crate) fn of_call(self, role: &str) -> Error {
+    /// The meaning of an error of one of our own statements, which that role has sent, and which may
+    /// be of a table of work.
+    pub(crate) fn of_call(self, role: &str, table: Option<&str>) -> Error {
         let Some(told) = told_in(&self) else { return self };
         let role = if role.is_empty() { "…" } else { role }.to_owned();
-        match told.class() {
-            ("42", "883") | ("3F", "000") => Error::NotInstalled(told.message),
-            ("42", "501") => Error::NotGranted { role, message: told.message },
-            ("55", "P03") => self,
-            ("PF" | "22" | "55" | "0A" | "53", _) => Error::Refused(told),
+        match (told.class(), table) {
+            (("42", "883"), _) | (("3F", "000"), None) => Error::NotInstalled(told.message),
+            (("42", "501"), None) => Error::NotGranted { role, message: told.message },
+            (("42", "501"), Some(table)) => {
+                let message = format!("rows of {table} {NEED_RIGHTS}: {}", told.message);
+                Error::NotGranted { role, message }
+            }
+            (("55", "P03"), _) => self,
+            (("PF" | "22" | "55" | "0A" | "53", _), _) => Error::Refused(told),
             _ => self,
         }
     }
@@ -171,13 +176,14 @@ impl Error {
     /// Why an acquire has no lease. The cause is the error of its last call.
     pub(crate) fn of_denial(
         denial: Denial,
-        (names, cause, role): (Vec<String>, Option<Error>, &str),
+        (options, cause, role): (&Options, Option<Error>, &str),
         (sqlstate, in_doubt): (Option<String>, bool),
     ) -> Error {
         let message = |usual: &str| match &cause {
             Some(cause) => format!("{usual}: {cause}"),
             None => usual.to_owned(),
         };
+        let (names, table) = (options.told(), options.row.map(|_| &*options.table.name));
         match denial {
             Denial::LeaseTaken { holder, remaining, waits_for } => Error::LeaseTaken {
                 names,
@@ -185,7 +191,10 @@ impl Error {
                 holder: Some(holder).filter(|holder| !holder.is_empty()),
                 waits_for,
             },
-            Denial::LeaseLost(reason) => Error::lost(&names, reason, false),
+            Denial::LeaseLost(reason) => match cause.filter(|_| reason == Reason::Refused) {
+                Some(cause) if table.is_some() => cause.of_call(role, table),
+                _ => Error::lost(&names, reason, false),
+            },
             Denial::Closed => Error::Closed,
             Denial::GivenUp => Error::Invalid("nobody waits for the lease any more"),
             Denial::NoConnection => match cause {
@@ -197,11 +206,10 @@ impl Error {
                 let message = message("the server did not answer in time");
                 Error::NoAnswer { message, sqlstate, in_doubt }
             }
-            Denial::NotGranted | Denial::NotInstalled | Denial::Refused => {
-                let unread =
-                    || Error::Invalid("the server's answer has another form than is known");
-                cause.map_or_else(unread, |cause| cause.of_call(role))
-            }
+            Denial::NotGranted | Denial::NotInstalled | Denial::Refused => cause.map_or(
+                Error::Invalid("the server's answer has another form than is known"),
+                |cause| cause.of_call(role, table),
+            ),
         }
     }
 
@@ -211,7 +219,6 @@ impl Error {
         let told = told.as_ref().or_else(|| error.downcast_ref::<Error>());
         let state = told.and_then(Error::sqlstate).or_else(|| Some(told_in(error)?.sqlstate));
         let state = state.unwrap_or_default();
-        let may_pass = matches!(state.get(..2), Some("25" | "40" | "53" | "57" | "58"));
         match told {
             Some(Error::LeaseTaken { .. }) => "LeaseTaken",
             Some(Error::TransactionLost { .. }) => "TransactionLost",
@@ -219,7 +226,7 @@ impl Error {
             Some(Error::LeaseLost { .. }) => "LeaseLost",
             // The next renewal tells.
             _ if state == "PF001" || state == "PF004" => "LeaseLost",
-            _ if is_of_acquire && (may_pass || state == "55P03") => "passing",
+            _ if is_of_acquire && passes(&state) => "passing",
             // Any other SQLSTATE of an opening is there to stay.
             Some(Error::NoConnection(..))
                 if matches!(state.get(..2), None | Some("08" | "53" | "57")) =>
@@ -299,6 +306,9 @@ fn told_in(error: &(dyn StdError + 'static)) -> Option<Refused> {
 const OTHER_ROLE: &str = "a lease is used by the role that acquired it, and by its members: where login \
      roles change, let all of them act as one role (options=-c role=…, or SET ROLE)";
 
+/// What 42501 of a row lease comes of.
+const NEED_RIGHTS: &str = "need SELECT and UPDATE";
+
 impl Display for Error {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         match self {
@@ -339,6 +349,9 @@ impl Display for Error {
                 write!(f, "the role {role} may not use the lease: {message}")?;
                 if message.contains("was granted to another role") {
                     return write!(f, "; {OTHER_ROLE}");
+                }
+                if message.contains(NEED_RIGHTS) {
+                    return Ok(());
                 }
                 let level = if message.contains("lease_adopt") { ", 'adopter'" } else { "" };
                 write!(f, " (an administrator grants it: SELECT fence_grant('{role}'{level}))")

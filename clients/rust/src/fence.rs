@@ -1,13 +1,15 @@
 //! Where leases come from, and how they are held.
 
-use crate::clock::{self, Moment};
+use crate::clock;
 use crate::connection::{Connected, Opener, Tls, open};
 use crate::errors::Error;
 use crate::heartbeat::{Event, Heartbeat, Held, Setup, now};
 use crate::lease_state::{EventKind, Input, Lead, LeadState};
-use crate::statements::{Names, Options, holder_of_process, millis, quoted, span, unique_holder};
+use crate::statements::{
+    Names, Options, RowTable, holder_of_process, millis, quoted, span, unique_holder,
+};
 use crate::transaction::{Guardable, Guards, Under};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::collections::VecDeque;
 use std::error::Error as StdError;
 use std::fmt::Display;
@@ -82,20 +84,21 @@ impl Fence {
     }
 
     /// A lease that is a row of a table of work, which a statement of yours has claimed: by the
-    /// value of its primary key, a slice of one or more columns (`&[&id]`), under the token that
-    /// the statement returned, with its ttl. Without [`LeaseRequest::claimed`] the claim is
-    /// confirmed first. Finish the row in a guard that is ended by
-    /// [`commit_and_release`](crate::Guarded::commit_and_release).
+    /// columns of its primary key and their values (`&[("id", &id)]`), under the token that the
+    /// statement returned, with its ttl. The table is written as in SQL (`app.runs`). Finish the row
+    /// in a guard that is ended by [`commit_and_release`](crate::Guarded::commit_and_release).
     pub fn keep_row(
         &self,
         table: &str,
-        key: &[&(dyn Display + Sync)],
+        key: &[(&str, &(dyn Display + Sync))],
         token: i64,
         ttl: Duration,
     ) -> LeaseRequest {
-        let mut names = vec![table.to_owned()];
-        names.extend(key.iter().map(ToString::to_string));
-        let options = Options { ttl, row: Some(token), ..Options::new(names) };
+        let (keys, values): (Vec<_>, Vec<_>) =
+            key.iter().map(|(column, value)| ((*column).to_owned(), value.to_string())).unzip();
+        let table = RowTable { name: table.to_owned(), keys, ..RowTable::default() };
+        let names = vec![json!(values).to_string()];
+        let options = Options { ttl, row: Some(token), table, ..Options::new(names) };
         LeaseRequest { fence: self.clone(), options }
     }
 
@@ -212,11 +215,12 @@ pub struct LeaseRequest {
 }
 
 macro_rules! asks {
-    ($($(#[$said:meta])* $name:ident($($given:ident: $kind:ty)?) $($field:ident = $value:expr),*;)*) => {
+    ($($(#[$said:meta])* $name:ident($($given:ident: $kind:ty),*)
+        $($field:ident$(.$of:ident)? = $value:expr),*;)*) => {
         impl LeaseRequest {$(
             $(#[$said])*
-            pub fn $name(mut self $(, $given: $kind)?) -> LeaseRequest {
-                $(self.options.$field = $value;)*
+            pub fn $name(mut self $(, $given: $kind)*) -> LeaseRequest {
+                $(self.options.$field$(.$of)? = $value;)*
                 self
             }
         )*}
@@ -242,21 +246,18 @@ asks! {
     metadata(metadata: Value) metadata = Some(metadata);
     /// Then it is lost, whatever its heartbeat does: for work that hangs.
     at_most(at_most: Duration) at_most = Some(at_most);
-    /// The moment before the statement that has claimed a row, for [`Fence::keep_row`].
-    claimed(before: Moment) claimed = Some(before);
+    /// The columns of a table of work ([`Fence::keep_row`]) that are not called `fence` and
+    /// `held_until`: that of the token, and that of the deadline.
+    columns(fence: &str, deadline: &str)
+        table.fence = fence.to_owned(), table.deadline = deadline.to_owned();
 }
 
 impl LeaseRequest {
     /// Acquires it; [`Error::LeaseTaken`] where it is taken, and stayed so for as long as we
     /// waited. Dropped while it waits, it gives up; a grant that comes all the same is given back.
     pub async fn acquire(self) -> Result<Lease, Error> {
-        let (options, heartbeat) = (self.options, &self.fence.0);
-        let ask = options.checked()?;
-        let held = match options.row {
-            Some(_) => heartbeat.keep_row(options, ask).await?,
-            None => heartbeat.acquire(options, ask).await?,
-        };
-        Ok(Lease(held.into()))
+        let ask = self.options.checked()?;
+        Ok(Lease(self.fence.0.acquire(self.options, ask).await?.into()))
     }
 
     /// Does `work` under the lease, and releases it. On a loss the work is dropped where it waits,

@@ -11,7 +11,8 @@ use crate::lease_state::{
     Answer, Ask, Call, Effect, EventKind, Id, Input, LONGEST_CALL, LOOK_AGAIN, LeaseStates, NEVER,
     Outcome, SHORTEST_OPENING, Stage, Verb,
 };
-use crate::statements::{self, Options, Place, RowTable, Statement, millis, span};
+use crate::statements::{self, Options, Place, Statement, millis, span};
+use serde_json::Value;
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
@@ -52,8 +53,8 @@ pub(crate) struct Grant {
     pub id: Id,
     pub names: Vec<String>,
     pub token: i64,
-    /// A row lease has a table, and this key.
-    pub row: Option<(Arc<RowTable>, String)>,
+    /// The lease as the statements of its transactions name it, if it is a row.
+    pub row: Option<Value>,
     pub status: watch::Sender<Status>,
     /// The connections that are in a transaction under it.
     pub guards: Mutex<Vec<AbortHandle>>,
@@ -124,7 +125,6 @@ struct Inner {
     acquires: HashMap<Id, Acquire>,
     leases: HashMap<Id, Arc<Grant>>,
     connections: HashMap<u64, Slot>,
-    tables: HashMap<Arc<str>, Arc<RowTable>>,
     /// Events and answers are told in their order, without the lock.
     to_tell: VecDeque<Tell>,
     is_telling: bool,
@@ -138,7 +138,6 @@ struct Inner {
 /// An acquire that is under way.
 struct Acquire {
     options: Options,
-    row: Option<(Arc<RowTable>, String)>,
     reply: oneshot::Sender<Result<Held, Error>>,
     /// The error of its last call, and the role that has sent it.
     cause: Option<Error>,
@@ -301,41 +300,20 @@ impl Heartbeat {
         Some(wait)
     }
 
-    /// Does that in the thread, to the end, also if what it returns is dropped, which waits for it.
-    pub fn run<W>(
-        self: &Arc<Self>,
-        work: W,
-    ) -> impl Future<Output = Result<W::Output, Error>> + Send + use<W>
-    where
-        W: Future<Output: Send> + Send + 'static,
-    {
-        let task = self.spawn(&mut lock(&self.inner), work);
-        async move { task.map_err(Error::other)?.1.await.map_err(Error::other) }
-    }
-
-    /// Has a task run in the thread, which lives as long.
-    fn spawn<W>(
+    /// Has a task run in the thread, which lives as long. If there is no thread, it is not run.
+    fn spawn(
         self: &Arc<Self>,
         inner: &mut Inner,
-        work: W,
-    ) -> std::io::Result<(AbortHandle, oneshot::Receiver<W::Output>)>
-    where
-        W: Future<Output: Send> + Send + 'static,
-    {
-        let runtime = self.start(inner)?;
-        let (done, waits) = oneshot::channel();
+        work: impl Future<Output: Send> + Send + 'static,
+    ) {
+        let Ok(runtime) = self.start(inner) else { return };
         let (task, heartbeat) = (runtime.spawn(work), self.clone());
-        let handle = task.abort_handle();
         inner.tasks += 1;
         runtime.spawn(async move {
-            let ended = task.await;
+            let _ = task.await;
             lock(&heartbeat.inner).tasks -= 1;
             heartbeat.timer.notify_one();
-            if let Ok(result) = ended {
-                let _ = done.send(result);
-            }
         });
-        Ok((handle, waits))
     }
 
     // Effects
@@ -351,7 +329,7 @@ impl Heartbeat {
             },
             Effect::HangUp(on) => {
                 if let Some(Slot::Idle(connected)) = inner.connections.remove(&on) {
-                    let _ = self.spawn(inner, connected.close());
+                    self.spawn(inner, connected.close());
                 }
             }
             Effect::Event { kind, id, token, remaining, is_other_role } => {
@@ -367,11 +345,10 @@ impl Heartbeat {
                 }
             }
             Effect::Reply { id, denial, sqlstate, in_doubt } => {
-                let Acquire { options, row, reply, cause, role } = inner.acquires.remove(&id)?;
-                let names = named(&options, row.as_ref());
+                let Acquire { options, reply, cause, role } = inner.acquires.remove(&id)?;
                 let result = match denial {
                     Some(denial) => {
-                        let about = (names, cause, &*role);
+                        let about = (&options, cause, &*role);
                         Err(Error::of_denial(denial, about, (sqlstate, in_doubt)))
                     }
                     None => {
@@ -418,12 +395,12 @@ impl Heartbeat {
     ) {
         match (kind, inner.leases.get(&id)) {
             (EventKind::Acquired, _) => {
-                let Some(acquire) = inner.acquires.get(&id) else { return };
+                let Some(Acquire { options, .. }) = inner.acquires.get(&id) else { return };
                 let grant = Grant {
                     id,
-                    names: named(&acquire.options, acquire.row.as_ref()),
+                    names: options.told(),
                     token,
-                    row: acquire.row.clone(),
+                    row: options.row.map(|token| options.table.row(&options.names[0], token)),
                     status: watch::Sender::default(),
                     guards: Mutex::default(),
                 };
@@ -469,17 +446,15 @@ impl Heartbeat {
 
     fn statement(&self, inner: &Inner, call: &Call) -> Option<Statement> {
         let schema = &self.setup.schema;
-        let table = || inner.tables.get(call.table.as_ref()?);
-        Some(match call.verb {
-            Verb::Acquire => {
+        Some(match (call.verb, &call.table) {
+            (Verb::Acquire, _) => {
                 statements::acquire(schema, call, &inner.acquires.get(&call.acquire?)?.options)
             }
-            Verb::Keep => statements::keep(schema, call),
-            Verb::KeepRow => table()?.keep(call),
-            Verb::LookRow => table()?.look(call),
-            Verb::Release if call.table.is_some() => table()?.release(call),
-            Verb::Release => statements::release(schema, call),
-            Verb::Undo => statements::undo(schema, call),
+            (Verb::Keep | Verb::KeepRow, Some(table)) => table.keep(schema, call),
+            (Verb::Keep | Verb::KeepRow, None) => statements::keep(schema, call),
+            (Verb::Release, Some(table)) => table.release(schema, call),
+            (Verb::Release, None) => statements::release(schema, call),
+            (Verb::Undo, _) => statements::undo(schema, call),
         })
     }
 
@@ -567,70 +542,24 @@ impl Heartbeat {
 
     /// A lease that is held, or why there is none. Dropped while it waits, it gives up.
     pub async fn acquire(self: &Arc<Self>, options: Options, ask: Ask) -> Result<Held, Error> {
-        self.begin(options, None, |id| Input::Acquire(id, ask)).await
-    }
-
-    async fn begin(
-        self: &Arc<Self>,
-        options: Options,
-        row: Option<(Arc<RowTable>, String)>,
-        input: impl FnOnce(Id) -> Input,
-    ) -> Result<Held, Error> {
         let (reply, answer) = oneshot::channel();
-        let id = {
+        let (id, input) = {
             let mut inner = lock(&self.inner);
             inner.last_id += 1;
-            let (id, cause, role) = (inner.last_id, None, String::new());
-            inner.acquires.insert(id, Acquire { options, row, reply, cause, role });
-            id
+            let id = inner.last_id;
+            let input = match options.row {
+                Some(token) => Input::KeepRow(id, ask, options.table.clone().into(), token),
+                None => Input::Acquire(id, ask),
+            };
+            let acquire = Acquire { options, reply, cause: None, role: String::new() };
+            inner.acquires.insert(id, acquire);
+            (id, input)
         };
         let _gives_up = GivesUp { heartbeat: self.clone(), id };
-        self.input(input(id));
+        self.input(input);
         let held = answer.await.map_err(Error::other)??;
         self.check(&held.grant)?;
         Ok(held)
-    }
-
-    /// Keeps a row that a statement of the program's has claimed.
-    pub async fn keep_row(self: &Arc<Self>, options: Options, ask: Ask) -> Result<Held, Error> {
-        let (name, columns) = options.names.split_first().ok_or(NO_ROW_TABLE)?;
-        let known: Arc<str> = name.as_str().into();
-        let table = lock(&self.inner).tables.get(&known).cloned();
-        let table = match table {
-            Some(table) => table,
-            None => {
-                let rows = self.ask_once(statements::describe(name)).await?;
-                Arc::new(RowTable::described(&rows).ok_or(NO_ROW_TABLE)?)
-            }
-        };
-        if !table.has_key(columns) {
-            return Err(Error::Invalid("a key has a value for each column of the primary key"));
-        }
-        lock(&self.inner).tables.insert(known.clone(), table.clone());
-        let key = statements::key(columns);
-        let ask = Ask { names: vec![key.clone()], ..ask };
-        let row = crate::lease_state::Row {
-            table: known,
-            is_managed: table.is_managed,
-            token: options.row.unwrap_or_default(),
-            sent: options.claimed.map(|moment| millis(moment.0)),
-        };
-        self.begin(options, Some((table, key)), |id| Input::KeepRow(id, ask, row)).await
-    }
-
-    /// Sends a statement on a connection that is opened for it.
-    async fn ask_once(self: &Arc<Self>, statement: Statement) -> Result<Vec<Row>, Error> {
-        let (open, limit) = (self.setup.open.clone(), span(LONGEST_CALL));
-        let work = async move {
-            let connected = open(limit / 10 * 9).await?;
-            let rows = connected.rows(&statement).await;
-            let role = connected.role.clone();
-            connected.close().await;
-            rows.map_err(|error| Error::from(error).of_call(&role))
-        };
-        let rows = self.run(async move { clock::within(limit, work).await }).await?;
-        let message = "the server did not answer in time".to_owned();
-        rows.unwrap_or(Err(Error::NoAnswer { message, sqlstate: None, in_doubt: false }))
     }
 
     /// Fails if the lease is ours no more, whatever the thread does.
@@ -699,15 +628,23 @@ impl Heartbeat {
         }
         let heartbeat = self.clone();
         let cancels = async move {
-            let places = take(&mut lock(&heartbeat.inner).hanging);
-            let warn = |error| log::warn!("a statement in a guard goes on in the server: {error}");
-            match heartbeat.ask_once(statements::cancel(places)).await {
-                Ok(rows) if rows.iter().all(|row| row.get(0)) => {}
-                Ok(_) => warn(Error::Invalid("only its own role may cancel it")),
-                Err(error) => warn(error),
+            let statement = statements::cancel(take(&mut lock(&heartbeat.inner).hanging));
+            let cancelled = async {
+                let connected = (heartbeat.setup.open)(span(LONGEST_CALL)).await?;
+                let rows = connected.rows(&statement).await;
+                connected.close().await;
+                Ok::<_, Error>(rows?.iter().all(|row| row.get(0)))
+            };
+            let warn =
+                |why: &str| log::warn!("a statement in a guard goes on in the server: {why}");
+            match clock::within(span(LONGEST_CALL), cancelled).await {
+                Some(Ok(true)) => {}
+                Some(Ok(false)) => warn("only its own role may cancel it"),
+                Some(Err(error)) => warn(&error.to_string()),
+                None => warn("the server did not answer in time"),
             }
         };
-        let _ = self.spawn(&mut inner, cancels);
+        self.spawn(&mut inner, cancels);
     }
 }
 
@@ -725,26 +662,12 @@ impl Drop for GivesUp {
     }
 }
 
-const NO_ROW_TABLE: Error = Error::Invalid(
-    "its rows are no leases of their own, or it has no primary key: fence_protect(…, deadline => …)",
-);
-
 fn failed(call: u64, code: &str, is_broken: bool) -> Input {
     Input::Failed { call, code: code.to_owned(), is_broken }
 }
 
-/// The names that a lease is told by.
-fn named(options: &Options, row: Option<&(Arc<RowTable>, String)>) -> Vec<String> {
-    match row {
-        Some((table, key)) => vec![table.name.clone(), key.clone()],
-        None => options.names.clone(),
-    }
-}
-
 /// Reads the rows of a call; None if they have another form than is known.
 fn read(call: &Call, rows: &[Row]) -> Option<Answer> {
-    // The numbers of rows count from 1.
-    let at = |row: &Row| usize::try_from(row.try_get::<_, i64>(0).ok()? - 1).ok();
     Some(match call.verb {
         Verb::Acquire => {
             let row = rows.first()?;
@@ -757,7 +680,7 @@ fn read(call: &Call, rows: &[Row]) -> Option<Answer> {
                 },
             }
         }
-        Verb::Keep => {
+        Verb::Keep | Verb::KeepRow => {
             let outcome = |row: &Row| {
                 Some(Outcome {
                     is: row.try_get(0).ok()?,
@@ -768,20 +691,6 @@ fn read(call: &Call, rows: &[Row]) -> Option<Answer> {
             };
             let outcomes: Vec<_> = rows.iter().map(outcome).collect::<Option<_>>()?;
             Answer::Kept(Some(outcomes).filter(|all| all.len() == call.names.len())?)
-        }
-        Verb::KeepRow => {
-            let mut all = vec![None; call.names.len()];
-            for row in rows {
-                *all.get_mut(at(row)?)? = milliseconds(row, 1)?;
-            }
-            Answer::KeptRows(all)
-        }
-        Verb::LookRow => {
-            let mut all = vec![None; call.names.len()];
-            for row in rows {
-                *all.get_mut(at(row)?)? = Some(row.try_get(1).ok()?);
-            }
-            Answer::LookedRows(all)
         }
         Verb::Release => {
             let all = rows.iter().map(|row| row.try_get(0).ok()).collect::<Option<Vec<_>>>()?;

@@ -4,6 +4,7 @@
 //! monotonic clock, and returns effects, which the heartbeat carries out in their order.
 
 use crate::errors::{Reason, WaitsFor};
+use crate::statements::RowTable;
 use std::collections::BTreeMap;
 use std::mem::take;
 use std::sync::Arc;
@@ -47,15 +48,6 @@ pub struct Ask {
     pub at_most: Option<i64>,
 }
 
-/// A row that a statement of the worker's has claimed.
-pub struct Row {
-    pub table: Arc<str>,
-    pub is_managed: bool,
-    pub token: i64,
-    /// The time before that statement, if it is known.
-    pub sent: Option<i64>,
-}
-
 /// How far the transaction has come that releases leases.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Stage {
@@ -69,8 +61,9 @@ pub enum Stage {
 
 pub enum Input {
     Acquire(Id, Ask),
-    /// The names of a row lease are its key alone.
-    KeepRow(Id, Ask, Row),
+    /// A row of that table, which a statement of the worker's has claimed under that token, at a
+    /// time that is not known here. The names of its lease are the key alone.
+    KeepRow(Id, Ask, Arc<RowTable>, i64),
     GiveUp(Id),
     Release(Id),
     Check(Id),
@@ -96,16 +89,8 @@ pub enum Input {
 /// The rows that a call is answered with.
 pub enum Answer {
     Granted(i64),
-    Taken {
-        holder: String,
-        remaining: i64,
-        state: String,
-    },
+    Taken { holder: String, remaining: i64, state: String },
     Kept(Vec<Outcome>),
-    /// What remains of each row that was renewed, in the order of the call.
-    KeptRows(Vec<Option<i64>>),
-    /// True for each row that has its token and no deadline, false for one that is held.
-    LookedRows(Vec<Option<bool>>),
     Released(Vec<bool>),
     Undone(i64),
 }
@@ -124,7 +109,6 @@ pub enum Verb {
     Acquire,
     Keep,
     KeepRow,
-    LookRow,
     Release,
     Undo,
 }
@@ -138,11 +122,12 @@ pub struct Call {
     /// The connection is to be opened first.
     pub opens: bool,
     pub limit: i64,
+    /// The acquire that it is for, also where it confirms a row.
     pub acquire: Option<Id>,
     pub names: Vec<String>,
     pub tokens: Vec<i64>,
     pub ttls: Vec<i64>,
-    pub table: Option<Arc<str>>,
+    pub table: Option<Arc<RowTable>>,
     pub wait: i64,
     pub holder: String,
     pub reclaims: bool,
@@ -226,8 +211,7 @@ struct Lease {
     token: i64,
     ttl: i64,
     is_session: bool,
-    table: Option<Arc<str>>,
-    is_managed: bool,
+    table: Option<Arc<RowTable>>,
     state: State,
     reason: Option<Reason>,
     is_other_role: bool,
@@ -242,8 +226,6 @@ struct Lease {
     touched: u32,
     /// The lease was released in a transaction that the program goes on with.
     is_ending: bool,
-    /// The row is asked for by itself, because a statement with others has failed.
-    is_alone: bool,
     is_told: bool,
     /// False while the last renewal that was sent has had no answer.
     is_answered: bool,
@@ -488,7 +470,7 @@ impl LeaseStates {
         let now = self.now;
         match input {
             Input::Acquire(id, ask) => self.acquire(id, ask),
-            Input::KeepRow(id, ask, row) => self.keep_row(id, ask, row),
+            Input::KeepRow(id, ask, table, token) => self.keep_row(id, ask, table, token),
             Input::GiveUp(id) => self.finish(id, Some(Denial::GivenUp), None),
             Input::Release(id) => self.release(id),
             Input::Check(id) => self.check(id),
@@ -518,14 +500,11 @@ impl LeaseStates {
         }
     }
 
-    fn keep_row(&mut self, id: Id, ask: Ask, row: Row) {
-        // Without its time the claim is too old to be believed before it is confirmed.
-        let sent = row.sent.unwrap_or(self.now - ask.ttl);
+    fn keep_row(&mut self, id: Id, ask: Ask, table: Arc<RowTable>, token: i64) {
+        // The claim counts as too old to be believed before it is confirmed.
+        let sent = self.now - ask.ttl;
         self.acquire(id, Ask { is_named: true, ..ask });
-        if self.requests.contains_key(&id) {
-            self.granted(id, row.token, sent, Some(row));
-            self.settle(id);
-        }
+        self.granted(id, token, sent, Some(table));
     }
 
     fn release(&mut self, id: Id) {
@@ -629,10 +608,6 @@ impl LeaseStates {
                 self.taken(id, sent, holder, remaining, &state);
             }
             (About::Leases(leases), Answer::Kept(outcomes)) => self.kept(&leases, &outcomes, sent),
-            (About::Leases(leases), Answer::KeptRows(rows)) => self.kept_rows(&leases, &rows, sent),
-            (About::Leases(leases), Answer::LookedRows(rows)) => {
-                self.looked_rows(&leases, &rows, sent);
-            }
             (About::Release(number), Answer::Released(is)) => self.release_answered(number, &is),
             (About::Undo(number), Answer::Undone(count)) => self.undone(number, count),
             _ => unreachable!("a call is answered by its own rows"),
@@ -758,7 +733,8 @@ impl LeaseStates {
 
     /// The leases that are renewed with this one: those that are due soon, the earliest first.
     fn along(&self, first: &Lease) -> Vec<Id> {
-        let by_itself = |l: &Lease| l.is_alone || l.is_managed;
+        // The error of a row that is confirmed is its caller's.
+        let by_itself = |l: &Lease| l.table.is_some() && l.state == State::Confirming;
         if by_itself(first) {
             return vec![first.id];
         }
@@ -775,10 +751,6 @@ impl LeaseStates {
     fn keep(&mut self, ids: Vec<Id>, place: Place) {
         let is_of_rows = self.leases[&ids[0]].table.is_some();
         let verb = if is_of_rows { Verb::KeepRow } else { Verb::Keep };
-        self.call_of_leases(verb, ids, place);
-    }
-
-    fn call_of_leases(&mut self, verb: Verb, ids: Vec<Id>, place: Place) {
         let limit = self.limit(NEVER).min(self.longest_beat);
         let mut call = Call { verb, limit, ..Call::default() };
         let mut about = Vec::new();
@@ -787,6 +759,7 @@ impl LeaseStates {
             l.is_calling = true;
             about.push((id, l.names.len()));
             call.table.clone_from(&l.table);
+            call.acquire = Some(id).filter(|_| is_of_rows && l.state == State::Confirming);
             call.names.extend(l.names.iter().cloned());
             call.tokens.extend(l.names.iter().map(|_| l.token));
             call.ttls.extend(l.names.iter().map(|_| l.ttl));
@@ -864,9 +837,8 @@ impl LeaseStates {
         let Some(call) = self.over(number) else { return };
         let is_opening = call.sent.is_none();
         let code = if is_opening && code == "no answer" { "connect" } else { code };
-        let counts = !is_conflict(code) && code != "55P03" && call.verb != Verb::KeepRow;
         if let Some(connection) = self.connections.get_mut(&call.on) {
-            connection.errors += u32::from(counts);
+            connection.errors += u32::from(!is_locked(code));
             let is_leaving = connection.place.is_none();
             // After a second error in a row another connection is tried.
             let is_of_no_use = is_opening || is_broken || code == "panicked";
@@ -942,35 +914,6 @@ impl LeaseStates {
         }
     }
 
-    fn kept_rows(&mut self, leases: &[(Id, usize)], rows: &[Option<i64>], sent: i64) {
-        let mut missing = Vec::new();
-        for ((id, _), row) in leases.iter().zip(rows) {
-            let Some(l) = self.leases.get_mut(id).filter(|l| l.lives()) else { continue };
-            let Some(remaining) = *row else {
-                missing.push(*id);
-                continue;
-            };
-            l.is_alone = false;
-            let is = "kept".to_owned();
-            let kept = Outcome { is, remaining: Some(remaining), ..Outcome::default() };
-            self.renewal(*id, &[kept], sent, true);
-        }
-        if !missing.is_empty() {
-            self.call_of_leases(Verb::LookRow, missing, Place::Shared);
-        }
-    }
-
-    fn looked_rows(&mut self, leases: &[(Id, usize)], rows: &[Option<bool>], sent: i64) {
-        for ((id, _), row) in leases.iter().zip(rows) {
-            let Some(l) = self.leases.get(id) else { continue };
-            // A row that is held is locked, mostly by its own worker's transaction. Any other one
-            // is not ours, or was given up under our token.
-            let again_in = Some(((l.deadline - self.now) / 10).max(SHORTEST_PAUSE));
-            let is = if *row == Some(false) { "later" } else { "lost" }.to_owned();
-            self.renewal(*id, &[Outcome { is, again_in, ..Outcome::default() }], sent, true);
-        }
-    }
-
     /// Takes the outcomes of the names of a lease.
     fn renewal(&mut self, id: Id, of: &[Outcome], sent: i64, got_on: bool) {
         let (now, pause) = (self.now, self.leases.get(&id).map_or(0, |l| self.pause(l.ttl)));
@@ -990,7 +933,7 @@ impl LeaseStates {
             let rest = l.names.iter().zip(of).filter(|(_, one)| is_left(one));
             let rest = rest.map(|(name, _)| name.clone()).collect();
             let is_denied = |one: &Outcome| one.is == "refused" && one.code == "42501";
-            l.is_other_role = gone == 0 && of.iter().any(is_denied);
+            l.is_other_role = gone == 0 && l.table.is_none() && of.iter().any(is_denied);
             self.lose(id, if gone > 0 { Reason::Gone } else { Reason::Refused }, rest);
         } else if count("kept") == of.len() {
             let remaining = of.iter().map(|one| one.remaining.unwrap_or(0)).min().unwrap_or(0);
@@ -1032,18 +975,11 @@ impl LeaseStates {
         let ids: Vec<_> = leases.iter().map(|(id, _)| *id).collect();
         let ids: Vec<_> = ids.into_iter().filter(|id| self.leases.contains_key(id)).collect();
         let is_of_connection = is_opening || is_of_connection(code) || code == "panicked";
-        let is_of_rows = verb != Verb::Keep && !is_of_connection;
-        if is_of_rows && leases.len() > 1 {
-            // The error may be of one row, so each is asked for by itself.
-            let now = self.now;
-            return each(&mut self.leases, ids, |l| (l.is_alone, l.beat_at) = (true, now));
-        }
-        let reason = match code {
-            _ if is_of_connection => None,
-            _ if is_of_rows && code.starts_with("PF") => Some(Reason::Gone),
-            "42501" | "42883" | "3F000" => Some(Reason::Refused),
-            _ => None,
-        };
+        let is_refused = !is_of_connection && matches!(code, "42501" | "42883" | "3F000");
+        // What confirms a row may be wrong in itself: a name, or a value of the key.
+        let is_unconfirmed = |id| self.leases[id].state == State::Confirming;
+        let is_wrong = verb == Verb::KeepRow && ids.iter().any(is_unconfirmed) && !passes(code);
+        let reason = (is_refused || is_wrong).then_some(Reason::Refused);
         let smallest = ids.iter().map(|id| self.leases[id].ttl).min().unwrap_or(NEVER);
         let mut again = self.now + self.pause(smallest);
         let lives = ids.iter().any(|id| self.leases[id].lives());
@@ -1093,20 +1029,18 @@ impl LeaseStates {
         self.start(place, About::Acquire(id), call);
     }
 
-    fn granted(&mut self, id: Id, token: i64, sent: i64, row: Option<Row>) {
+    fn granted(&mut self, id: Id, token: i64, sent: i64, table: Option<Arc<RowTable>>) {
         let now = self.now;
         let Some(r) = self.requests.get_mut(&id) else { return };
         (r.doubt, r.is_granted) = (None, true);
         let (is_over, ttl, is_session) = (r.is_over, r.ask.ttl, r.ask.is_session);
-        let is_managed = row.as_ref().is_some_and(|row| row.is_managed);
         let lease = Lease {
             id,
             names: r.ask.names.clone(),
             token,
             ttl,
             is_session,
-            table: row.map(|row| row.table),
-            is_managed,
+            table,
             deadline: now + ttl,
             beat_at: now,
             longest: r.ask.at_most,
@@ -1522,6 +1456,12 @@ fn is_of_connection(code: &str) -> bool {
         || code.starts_with("57P0")
 }
 
+/// True if a statement of an acquire fails for no longer than a while, as on a standby.
+pub fn passes(code: &str) -> bool {
+    let of_server = ["25", "40", "53", "55P03", "57", "58"];
+    of_server.iter().any(|class| code.starts_with(class)) || is_of_connection(code)
+}
+
 /// True if the statement may have been carried out all the same.
 fn is_doubtful(code: &str) -> bool {
     let is_unread = matches!(code, "unreadable" | "panicked");
@@ -1593,7 +1533,7 @@ impl LeadState {
 
     /// The cause is the kind of the work's error. A lost lease is no end, whatever the error says.
     pub fn work_failed(&mut self, now: i64, cause: &str, is_lost: bool) -> Vec<Lead> {
-        if !is_lost && !passes(cause) {
+        if !is_lost && !goes_on_after(cause) {
             return vec![Lead::End(Some("work failed".to_owned()))];
         }
         if now - self.since >= self.ttl.min(60_000) {
@@ -1603,7 +1543,11 @@ impl LeadState {
     }
 
     pub fn not_granted(&mut self, now: i64, cause: &str) -> Vec<Lead> {
-        if passes(cause) { self.again(now, cause) } else { vec![Lead::End(Some(cause.to_owned()))] }
+        if goes_on_after(cause) {
+            self.again(now, cause)
+        } else {
+            vec![Lead::End(Some(cause.to_owned()))]
+        }
     }
 
     /// Lets the work end by itself.
@@ -1632,7 +1576,7 @@ impl LeadState {
     }
 }
 
-fn passes(cause: &str) -> bool {
+fn goes_on_after(cause: &str) -> bool {
     let of_lease = matches!(cause, "LeaseLost" | "LeaseTaken" | "TransactionLost");
     let of_server = matches!(cause, "ConnectionLost" | "NoAnswer" | "NoConnection" | "passing");
     of_lease || of_server

@@ -35,7 +35,6 @@ mod sqlx;
 mod statements;
 mod transaction;
 
-pub use clock::Moment;
 pub use connection::{Connected, Tls, connect, open};
 pub use errors::{Error, Reason, Refused, WaitsFor, classify};
 pub use fence::{Adopted, BoxError, Fence, Lease, LeaseRequest, options};

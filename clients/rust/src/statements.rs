@@ -1,13 +1,11 @@
 //! What a caller asks for, and the statements that ask it of the server.
 
-use crate::clock::Moment;
 use crate::errors::Error;
 use crate::lease_state::{Ask, Call, NEVER};
 use serde_json::{Value, json};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
-use tokio_postgres::Row;
 use tokio_postgres::types::{ToSql, Type};
 
 /// A statement and its arguments. Their types are said, so that nothing is prepared: poolers do not
@@ -59,10 +57,9 @@ pub(crate) struct Options {
     pub reclaim: bool,
     pub session: bool,
     pub at_most: Option<Duration>,
-    /// The lease is a row, which has that token, and not a name.
+    /// The lease is a row, which has that token, and whose key is the name.
     pub row: Option<i64>,
-    /// The time before the row was claimed.
-    pub claimed: Option<Moment>,
+    pub table: RowTable,
 }
 
 impl Options {
@@ -71,12 +68,18 @@ impl Options {
         Options { names, ttl, slots: 1, ..Options::default() }
     }
 
+    /// The names that the lease is told by.
+    pub fn told(&self) -> Vec<String> {
+        let table = self.row.map(|_| self.table.name.clone());
+        table.into_iter().chain(self.names.clone()).collect()
+    }
+
     /// Refuses what makes no sense, and says what is asked of the machine.
     pub fn checked(&self) -> Result<Ask, Error> {
         let is_plain = !self.shared && self.slots == 1 && !self.reclaim;
         let is_bare = is_plain && !self.session && self.holder.is_none() && self.metadata.is_none();
         if self.row.is_some() && !(is_bare && self.wait.is_zero()) {
-            return Err(Error::Invalid("a row takes no options but ttl, at_most and claimed"));
+            return Err(Error::Invalid("a row takes no options but ttl, at_most and columns"));
         }
         if self.row.is_none() && self.names.len() > 1 && !is_plain {
             let exclusive = "several names at once are exclusive: no shared, slots or reclaim";
@@ -219,156 +222,71 @@ pub(crate) fn counted(schema: &str, function: &str) -> String {
     let function = function.replace("lease_", &format!("{schema}lease_"));
     format!(
         "SELECT count({function}), {PLACE} FROM (
-            SELECT * FROM jsonb_to_recordset($1::text::jsonb) AS x(name text, token bigint, holder text)
-            ORDER BY name COLLATE \"C\") AS x"
+            SELECT * FROM jsonb_to_recordset($1::text::jsonb) AS x(name text, token bigint,
+                holder text, relation regclass, keys name[], fence name, deadline name)
+            ORDER BY relation, name COLLATE \"C\") AS x"
     )
 }
 
-/// A table whose rows are leases of their own. Its names are quoted.
-#[derive(Debug)]
+/// A table whose rows are leases of their own, as its user names it and its columns.
+#[derive(Debug, Clone, PartialEq)]
 pub(crate) struct RowTable {
     pub name: String,
-    fence: String,
-    deadline: String,
-    keys: Vec<String>,
-    types: Vec<String>,
-    pub is_managed: bool,
+    pub keys: Vec<String>,
+    pub fence: String,
+    pub deadline: String,
 }
 
-/// Asks what is known of such a table.
-pub(crate) fn describe(table: &str) -> Statement {
-    let columns =
-        "FROM pg_index AS i, unnest(i.indkey) WITH ORDINALITY AS k(attnum, at), pg_attribute AS a
-        WHERE i.indrelid = c.oid AND i.indisprimary AND a.attrelid = c.oid AND a.attnum = k.attnum
-        ORDER BY k.at";
-    let sql = format!(
-        "SELECT DISTINCT format('%I.%I', n.nspname, c.relname), t.tgargs,
-            ARRAY(SELECT a.attname::text {columns}),
-            ARRAY(SELECT format_type(a.atttypid, a.atttypmod) {columns})
-        FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
-        JOIN pg_trigger AS t ON t.tgrelid = c.oid AND t.tgnargs > 3
-        JOIN pg_proc AS p ON p.oid = t.tgfoid AND p.proname = 'fenced'
-        WHERE c.oid = $1::text::regclass"
-    );
-    statement!(sql, table.to_owned() => TEXT)
+impl Default for RowTable {
+    fn default() -> RowTable {
+        let (fence, deadline) = ("fence".to_owned(), "held_until".to_owned());
+        RowTable { name: String::new(), keys: Vec::new(), fence, deadline }
+    }
 }
 
 impl RowTable {
-    /// Reads what `describe` has found.
-    pub fn described(rows: &[Row]) -> Option<RowTable> {
-        rows.iter().find_map(|row| {
-            let arguments: Vec<u8> = row.try_get(1).ok()?;
-            let parts = arguments.split(|byte| *byte == 0).map(String::from_utf8_lossy);
-            let parts: Vec<_> = parts.collect();
-            let keys: Vec<String> = row.try_get(2).ok()?;
-            let deadline = parts.get(3).filter(|column| !column.is_empty() && !keys.is_empty())?;
-            Some(RowTable {
-                name: row.try_get(0).ok()?,
-                fence: quoted(&parts[0]),
-                deadline: quoted(deadline),
-                keys: keys.iter().map(|key| quoted(key)).collect(),
-                types: row.try_get(3).ok()?,
-                is_managed: parts[1] == "managed",
-            })
-        })
-    }
-
-    pub fn has_key(&self, columns: &[String]) -> bool {
-        columns.len() == self.keys.len()
-    }
-
-    /// The rows of a call, as the query that its statement begins with. The setting is what a
-    /// managed table is presented, and what tells a guard its own transaction.
-    fn asked(&self, sets_token: bool) -> String {
-        let keys = self.types.iter().enumerate();
-        let keys = keys.map(|(at, of)| format!(", (x->'key'->>{at})::{of} AS k{at}"));
-        let keys: String = keys.collect();
-        let setting = ", set_config('pg_fence.token', x->>'token', true)";
-        let setting = if sets_token { setting } else { "" };
-        format!(
-            "WITH asked AS MATERIALIZED (SELECT n, (x->>'token')::bigint AS token,
-                (x->>'ttl')::bigint * interval '1 millisecond' AS ttl{keys}{setting}
-            FROM jsonb_array_elements($1::text::jsonb) WITH ORDINALITY AS all_rows(x, n))"
-        )
-    }
-
-    /// Compares a row with what is asked for.
-    fn is(&self, asked: &str) -> String {
-        let keys = self.keys.iter().enumerate();
-        let keys = keys.map(|(at, key)| format!(" AND r.{key} = {asked}.k{at}"));
-        format!("r.{} = {asked}.token{}", self.fence, keys.collect::<String>())
-    }
-
-    /// Waits for no lock, and renews what is not over.
-    pub fn keep(&self, call: &Call) -> Statement {
-        let RowTable { name, fence, deadline, is_managed, .. } = self;
+    pub fn keep(&self, schema: &str, call: &Call) -> Statement {
         let sql = format!(
-            "{}, free AS MATERIALIZED (SELECT asked.* FROM asked JOIN {name} AS r ON {}
-                WHERE r.{deadline} > clock_timestamp() FOR UPDATE OF r SKIP LOCKED)
-            UPDATE {name} AS r SET {deadline} = clock_timestamp() + free.ttl, {fence} = free.token
-            FROM free WHERE {}
-            RETURNING free.n, extract(epoch FROM r.{deadline} - clock_timestamp())::float8",
-            self.asked(*is_managed),
-            self.is("asked"),
-            self.is("free"),
+            "SELECT outcome, extract(epoch FROM remaining)::float8,
+                extract(epoch FROM again_in)::float8, code
+            FROM {schema}lease_keep_rows($1::text::regclass, $2::text[]::name[],
+                $3::text[]::jsonb[], $4::bigint[], $7::text[]::interval[], $5::name, $6::name)"
         );
-        statement!(sql, rows(&call.names, &call.tokens, &call.ttls) => TEXT)
-    }
-
-    /// Tells, without a lock, which rows have their token still, and whether they were given up.
-    pub fn look(&self, call: &Call) -> Statement {
-        let RowTable { name, deadline, .. } = self;
-        let (asked, is) = (self.asked(false), self.is("asked"));
-        let sql = format!(
-            "{asked} SELECT asked.n, r.{deadline} IS NULL FROM asked JOIN {name} AS r ON {is}"
-        );
-        statement!(sql, rows(&call.names, &call.tokens, &call.ttls) => TEXT)
-    }
-
-    /// The guard of a row, or its last write, as a statement of a transaction.
-    pub fn touch(&self, gives_up: bool) -> String {
-        let RowTable { name, fence, deadline, .. } = self;
-        let ends = if gives_up { format!(", {deadline} = NULL") } else { String::new() };
-        format!(
-            "{}, touched AS (UPDATE {name} AS r SET {fence} = asked.token{ends} FROM asked
-                WHERE {} AND r.{deadline} IS NOT NULL RETURNING 1)
-            SELECT count(*), {PLACE} FROM touched",
-            self.asked(true),
-            self.is("asked"),
-        )
+        let mut statement = self.of_call(sql, call);
+        let ttls: Vec<_> = call.ttls.iter().copied().map(interval).collect();
+        statement.1.push((Box::new(ttls), Type::TEXT_ARRAY));
+        statement
     }
 
     /// Gives rows up.
-    pub fn release(&self, call: &Call) -> Statement {
-        let RowTable { name, fence, deadline, is_managed, .. } = self;
+    pub fn release(&self, schema: &str, call: &Call) -> Statement {
         let sql = format!(
-            "{}, given_up AS (UPDATE {name} AS r SET {fence} = asked.token, {deadline} = NULL
-                FROM asked, set_config('lock_timeout', $2, true)
-                WHERE {} AND r.{deadline} IS NOT NULL RETURNING asked.n)
-            SELECT EXISTS (SELECT FROM given_up WHERE given_up.n = asked.n)
-            FROM asked ORDER BY asked.n",
-            self.asked(*is_managed),
-            self.is("asked"),
+            "SELECT {schema}lease_release_rows($1::text::regclass, $2::text[]::name[],
+                $3::text[]::jsonb[], $4::bigint[], $5::name, $6::name) IS NOT NULL
+            FROM set_config('lock_timeout', $7, true)"
         );
-        let ttls = vec![0; call.names.len()];
-        let rows = rows(&call.names, &call.tokens, &ttls);
-        statement!(sql, rows => TEXT, lock_timeout(call) => TEXT)
+        let mut statement = self.of_call(sql, call);
+        statement.1.push((Box::new(lock_timeout(call)), Type::TEXT));
+        statement
     }
-}
 
-/// The text of a key, by the columns of the primary key in their order.
-pub(crate) fn key(columns: &[String]) -> String {
-    json!(columns).to_string()
-}
+    fn of_call(&self, sql: String, call: &Call) -> Statement {
+        let RowTable { name, keys, fence, deadline } = self.clone();
+        let (of_rows, tokens) = (call.names.clone(), call.tokens.clone());
+        statement!(
+            sql, name => TEXT, keys => TEXT_ARRAY, of_rows => TEXT_ARRAY, tokens => INT8_ARRAY,
+            fence => TEXT, deadline => TEXT
+        )
+    }
 
-/// Rows as the argument of their statements. A key is JSON already.
-pub(crate) fn rows(keys: &[String], tokens: &[i64], ttls: &[i64]) -> String {
-    let rows = keys.iter().zip(tokens).zip(ttls);
-    let rows = rows.map(|((key, token), ttl)| {
-        let key: Value = serde_json::from_str(key).unwrap_or_default();
-        json!({ "key": key, "token": token, "ttl": ttl })
-    });
-    Value::from_iter(rows).to_string()
+    /// A row of it, for the statements of a transaction.
+    pub fn row(&self, key: &str, token: i64) -> Value {
+        let RowTable { name, keys, fence, deadline } = self;
+        json!({
+            "relation": name, "keys": keys, "name": key, "token": token, "fence": fence,
+            "deadline": deadline,
+        })
+    }
 }
 
 pub(crate) fn quoted(name: &str) -> String {

@@ -4,11 +4,10 @@ use crate::connection::Connected;
 use crate::errors::{Error, Reason, Refused};
 use crate::heartbeat::{Grant, Heartbeat, Held, lock};
 use crate::lease_state::{Id, Input, Stage};
-use crate::statements::{Place, counted, rows};
+use crate::statements::{Place, counted};
 use serde_json::{Value, json};
 use std::mem;
 use std::ops::{Deref, DerefMut};
-use std::slice::from_ref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use tokio::task::AbortHandle;
@@ -41,6 +40,14 @@ pub type Begun<T> = Result<(T, bool), Error>;
 /// Fails with 25P02 in a transaction that has failed, and with 22P02 in any other than the guard's:
 /// the setting is local to it.
 pub const OURS: &str = "SELECT current_setting('pg_fence.token')::bigint";
+
+/// The functions of a guard, for each lease.
+const GUARD: &str = "lease_guard(x.name, x.token)";
+const ADOPT: &str = "lease_guard(x.name, lease_adopt(x.name, x.token, x.holder))";
+const GUARD_ROW: &str =
+    "lease_guard_row(x.relation, x.keys, x.name::jsonb, x.token, x.fence, x.deadline)";
+const RELEASE_ROW: &str = "(SELECT * FROM lease_release_rows(
+    x.relation, x.keys, ARRAY[x.name::jsonb], ARRAY[x.token], x.fence, x.deadline))";
 
 /// A count, the process of the server, and when the transaction began.
 pub type Counted = (i64, i32, f64);
@@ -117,8 +124,9 @@ pub(crate) struct Under {
     grants: Vec<Arc<Grant>>,
     /// The names, which are an adopted lease's if there are no grants.
     names: Vec<String>,
-    /// The pairs of the statements, as JSON. Row leases are not among them.
-    pairs: Value,
+    /// Row leases, and the names of all others, as the arguments of the statements.
+    rows: Vec<Value>,
+    pairs: Vec<Value>,
     is_whole: bool,
     /// Row leases whose window was over before it began. The table's trigger checks their last
     /// write, and they have no other.
@@ -136,32 +144,40 @@ pub(crate) struct Under {
 
 impl Under {
     pub fn leases(heartbeat: &Arc<Heartbeat>, leases: Vec<Arc<Held>>) -> Under {
-        let grants: Vec<_> = leases.iter().map(|lease| lease.grant.clone()).collect();
-        let named = grants.iter().filter(|grant| grant.row.is_none());
-        let pairs = named.flat_map(|grant| {
-            grant.names.iter().map(|name| json!({ "name": name, "token": grant.token }))
-        });
-        let pairs = pairs.collect();
-        let names = grants.iter().flat_map(|grant| grant.names.clone()).collect();
-        Under::new(heartbeat, leases, (grants, names, pairs))
+        let (mut grants, mut names) = (Vec::new(), Vec::new());
+        let (mut rows, mut pairs) = (Vec::new(), Vec::new());
+        for grant in leases.iter().map(|lease| &lease.grant) {
+            match &grant.row {
+                Some(row) => rows.push(row.clone()),
+                None => pairs.extend(
+                    grant.names.iter().map(|name| json!({ "name": name, "token": grant.token })),
+                ),
+            }
+            names.extend(grant.names.clone());
+            grants.push(grant.clone());
+        }
+        Under::new(heartbeat, leases, (grants, names), (rows, pairs))
     }
 
     /// The number of an adopted lease, which has no grant.
     pub fn adopted(heartbeat: &Arc<Heartbeat>, name: &str, token: i64, holder: String) -> Under {
-        let pairs = json!([{ "name": name, "token": token, "holder": holder }]);
-        Under::new(heartbeat, Vec::new(), (Vec::new(), vec![name.to_owned()], pairs))
+        let pairs = vec![json!({ "name": name, "token": token, "holder": holder })];
+        let of = (Vec::new(), vec![name.to_owned()]);
+        Under::new(heartbeat, Vec::new(), of, (Vec::new(), pairs))
     }
 
     fn new(
         heartbeat: &Arc<Heartbeat>,
         leases: Vec<Arc<Held>>,
-        (grants, names, pairs): (Vec<Arc<Grant>>, Vec<String>, Value),
+        (grants, names): (Vec<Arc<Grant>>, Vec<String>),
+        (rows, pairs): (Vec<Value>, Vec<Value>),
     ) -> Under {
         Under {
             heartbeat: heartbeat.clone(),
             _leases: leases,
             grants,
             names,
+            rows,
             pairs,
             is_whole: true,
             late: Vec::new(),
@@ -214,7 +230,8 @@ impl Under {
                 guard.under.or_loss(guard.transaction.text("ROLLBACK; BEGIN")).await?;
                 entered = guard.enter().await;
             }
-            match entered.map_err(|error| error.of_call("")) {
+            let table = guard.under.rows.first().map(|row| row["relation"].to_string());
+            match entered.map_err(|error| error.of_call("", table.as_deref())) {
                 Ok(()) => Ok(guard),
                 // NULL from lease_adopt: a transaction guards an older number. PF004 from it:
                 // another holder has adopted this number.
@@ -342,48 +359,34 @@ pub struct Guarded<T: Open> {
 }
 
 impl<T: Open> Guarded<T> {
-    /// Runs a statement that counts.
-    async fn count(&mut self, sql: &str, pairs: &str) -> Result<i64, Error> {
-        let Guarded { transaction, under } = self;
-        let (count, process, began) = under.or_loss(transaction.count(sql, pairs)).await?;
-        under.place = under.is_whole.then_some((process, began));
-        Ok(count)
-    }
-
-    /// Runs a statement for each name of the leases.
-    async fn call(&mut self, function: &str) -> Result<i64, Error> {
-        let sql = counted(&self.under.heartbeat.setup.schema, function);
-        let pairs = self.under.pairs.to_string();
-        self.count(&sql, &pairs).await
-    }
-
-    /// Writes the rows of row leases, which their holder goes on writing in this transaction, or
-    /// gives them up.
-    async fn touch(&mut self, gives_up: bool) -> Result<(), Error> {
-        for grant in self.under.grants.clone() {
-            let Some((table, key)) = &grant.row else { continue };
-            let pairs = rows(from_ref(key), &[grant.token], &[0]);
-            let count = self.count(&table.touch(gives_up), &pairs).await?;
-            // The work may have given the row up by itself.
-            if count == 0 && !gives_up {
-                self.under.heartbeat.suspect(from_ref(&grant));
-                return Err(Error::lost(&grant.names, Reason::Gone, false));
-            }
+    /// Runs a statement for each of these, and tells whether each of its answers was no NULL.
+    async fn call(&mut self, function: &str, of: Vec<Value>) -> Result<bool, Error> {
+        if of.is_empty() {
+            return Ok(true);
         }
-        Ok(())
+        let Guarded { transaction, under } = self;
+        let sql = counted(&under.heartbeat.setup.schema, function);
+        let (expected, of) = (of.len() as i64, Value::from(of).to_string());
+        let (count, process, began) = under.or_loss(transaction.count(&sql, &of)).await?;
+        under.place = under.is_whole.then_some((process, began));
+        Ok(count == expected)
     }
 
     async fn enter(&mut self) -> Result<(), Error> {
-        self.touch(false).await?;
-        self.under.touches(true);
-        let function = match self.under.is_adopted() {
-            true => "lease_guard(x.name, lease_adopt(x.name, x.token, x.holder))",
-            false => "lease_guard(x.name, x.token)",
-        };
-        if self.under.pairs != json!([]) {
-            self.call(function).await?;
+        let (rows, pairs) = (self.under.rows.clone(), self.under.pairs.clone());
+        if !self.call(GUARD_ROW, rows).await? {
+            return Err(self.gone());
         }
+        self.under.touches(true);
+        self.call(if self.under.is_adopted() { ADOPT } else { GUARD }, pairs).await?;
         Ok(())
+    }
+
+    /// The server has said that a lease is not ours.
+    fn gone(&self) -> Error {
+        let Under { heartbeat, grants, names, .. } = &self.under;
+        heartbeat.suspect(grants);
+        Error::lost(names, Reason::Gone, false)
     }
 
     /// Commits. It refuses if a statement has failed, or the work has ended the transaction by
@@ -428,12 +431,11 @@ impl<T: Open> Guarded<T> {
             true => told_of_commit(error),
             false => error,
         };
-        self.touch(true).await.map_err(told)?;
-        let count = self.call("lease_release(x.name, x.token)").await.map_err(told)?;
-        if count < self.under.pairs.as_array().map_or(0, Vec::len) as i64 {
-            let Under { heartbeat, grants, names, .. } = &self.under;
-            heartbeat.suspect(grants);
-            return Err(Error::lost(names, Reason::Gone, false));
+        // The work may have given a row up by itself.
+        let (rows, pairs) = (self.under.rows.clone(), self.under.pairs.clone());
+        self.call(RELEASE_ROW, rows).await.map_err(told)?;
+        if !self.call("lease_release(x.name, x.token)", pairs).await.map_err(told)? {
+            return Err(self.gone());
         }
         self.end().await
     }

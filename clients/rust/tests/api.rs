@@ -4,12 +4,9 @@
 //! `DATABASE_URL=postgresql://… cargo test`. The database has the extension and is otherwise of no
 //! use: tables are made and dropped in it.
 
-use pg_fence_client::{
-    Connected, Error, EventKind, Fence, Lease, LeaseRequest, Moment, Reason, classify, connect,
-    open,
-};
+use pg_fence_client::{Connected, Error, EventKind, Fence, Lease, Reason, classify, connect, open};
 use std::error::Error as StdError;
-use std::fmt::Debug;
+use std::fmt::{Debug, Display};
 use std::future::pending;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -363,14 +360,12 @@ async fn a_row_is_a_lease() {
         shop.sql(&table).await;
         let claim = "UPDATE runs SET held_until = clock_timestamp() + '2 s', state = 'running'
             WHERE held_until IS NULL OR held_until < clock_timestamp() RETURNING fence";
-        let keep = |token: &str, before: Option<Moment>| -> LeaseRequest {
-            let request =
-                shop.fence.keep_row("runs", &[&1, &"a"], token.parse().unwrap(), SHORT * 2);
-            before.into_iter().fold(request, LeaseRequest::claimed)
+        let keep = |token: &str| {
+            let key: [(&str, &(dyn Display + Sync)); 2] = [("id", &1), ("part", &"a")];
+            shop.fence.keep_row("runs", &key, token.parse().unwrap(), SHORT * 2)
         };
-        let (before, token) = (Moment::now(), shop.sql(claim).await);
-        let row = keep(&token, Some(before)).acquire().await.unwrap();
-        assert_eq!(row.names()[1], r#"["1","a"]"#);
+        let row = keep(&shop.sql(claim).await).acquire().await.unwrap();
+        assert_eq!(row.names(), ["runs", r#"["1","a"]"#]);
         // It is renewed, and while its own transaction has the row it is not lost.
         sleep(SHORT * 3).await;
         // No token of the name speaks until both are renewed, and the row is renewed only once the
@@ -387,12 +382,12 @@ async fn a_row_is_a_lease() {
         // That transaction was longer than its ttl, so the row is anybody's now.
         assert_eq!(lost(row.check()), Reason::Deadline);
         let token = shop.sql(claim).await;
-        let row = keep(&token, None).acquire().await.unwrap();
+        let row = keep(&token).acquire().await.unwrap();
         row.guard(&mut client).await.unwrap().commit_and_release().await.unwrap();
         assert_eq!(lost(row.check()), Reason::Released);
         assert_eq!(shop.sql("SELECT held_until IS NULL FROM runs").await, "t");
-        assert_eq!(lost(keep(&token, None).acquire().await), Reason::Gone);
-        let shared = keep(&token, None).shared().acquire().await;
+        assert_eq!(lost(keep(&token).acquire().await), Reason::Gone);
+        let shared = keep(&token).shared().acquire().await;
         assert!(matches!(shared, Err(Error::Invalid(_))), "{shared:?}");
     }
 }

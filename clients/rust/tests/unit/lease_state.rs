@@ -51,15 +51,13 @@ struct Player {
     states: LeaseStates,
     lead: LeadState,
     ids: HashMap<String, Id>,
-    /// The keys and tokens of a call of rows.
-    pairs: HashMap<u64, Vec<(Value, Value)>>,
 }
 
 impl Player {
     fn new(vector: &Value) -> Player {
         let spread = vector["spread"].as_i64().unwrap_or(0);
         let (states, lead) = (LeaseStates::new(spread), LeadState::new(0, spread));
-        Player { states, lead, ids: HashMap::new(), pairs: HashMap::new() }
+        Player { states, lead, ids: HashMap::new() }
     }
 
     fn play(mut self, vector: &Value) -> Result<(), String> {
@@ -131,10 +129,9 @@ impl Player {
                 Input::Acquire(id(&of["id"]), ask(names))
             }
             "keep_row" => {
-                let table = text(&of["table"]).into();
-                let (is_managed, token) = (of["managed"] == true, int(&of["token"]));
-                let row = Row { table, is_managed, token, sent: of["sent"].as_i64() };
-                Input::KeepRow(id(&of["id"]), ask(vec![text(&of["key"])]), row)
+                let table = RowTable { name: text(&of["table"]), ..RowTable::default() }.into();
+                let (id, ask) = (id(&of["id"]), ask(vec![text(&of["key"])]));
+                Input::KeepRow(id, ask, table, int(&of["token"]))
             }
             "give_up" => Input::GiveUp(id(&of["id"])),
             "release" => Input::Release(id(&of["key"])),
@@ -171,10 +168,6 @@ impl Player {
     fn answer(&self, call: u64, of: &Value) -> Answer {
         let rows = all(&of["rows"]);
         let Some(pending) = self.states.calls.get(&call) else { return Answer::Undone(0) };
-        let pairs = || self.pairs[&call].iter();
-        let find = |(key, token): &(Value, Value)| {
-            rows.iter().find(|row| row[0] == *key && row[1] == *token)
-        };
         match pending.verb {
             Verb::Acquire if of["taken"].is_object() => Answer::Taken {
                 holder: text(&of["taken"]["holder"]),
@@ -182,7 +175,7 @@ impl Player {
                 state: text(&of["taken"]["state"]),
             },
             Verb::Acquire => Answer::Granted(int(&rows[0][1])),
-            Verb::Keep => {
+            Verb::Keep | Verb::KeepRow => {
                 let outcome = |row: &Value| Outcome {
                     is: text(&row[0]),
                     remaining: row[1].as_i64(),
@@ -191,12 +184,6 @@ impl Player {
                 };
                 Answer::Kept(rows.iter().map(outcome).collect())
             }
-            Verb::KeepRow => {
-                Answer::KeptRows(pairs().map(|pair| find(pair).map(|row| int(&row[2]))).collect())
-            }
-            Verb::LookRow => Answer::LookedRows(
-                pairs().map(|pair| find(pair).map(|row| row[2] == "ended")).collect(),
-            ),
             Verb::Release => Answer::Released(rows.iter().map(|row| !row.is_null()).collect()),
             Verb::Undo => Answer::Undone(int(&rows[0])),
         }
@@ -206,21 +193,17 @@ impl Player {
         self.ids.iter().find(|(_, of)| **of == id).map(|(key, _)| key.as_str()).expect("a key")
     }
 
-    fn written(&mut self, effect: &Effect, input: &Value) -> Value {
+    fn written(&self, effect: &Effect, input: &Value) -> Value {
         match effect {
             Effect::Call(call) => {
-                let pairs = call.names.iter().zip(&call.tokens);
-                let pairs = pairs.map(|(key, token)| (json!(key), json!(token))).collect();
-                self.pairs.insert(call.number, pairs);
                 json!({
                     "call": call.number, "on": call.on, "open": call.opens, "names": call.names,
                     "tokens": call.tokens, "wait": call.wait, "limit": call.limit,
                     "for": call.acquire.map(|id| self.key(id)), "holder": call.holder,
-                    "reclaim": call.reclaims, "table": call.table.as_deref(), "do": match call.verb {
+                    "reclaim": call.reclaims, "table": call.table.as_ref().map(|table| &table.name), "do": match call.verb {
                         Verb::Acquire => "acquire",
                         Verb::Keep => "keep",
                         Verb::KeepRow => "keep_row",
-                        Verb::LookRow => "look_row",
                         Verb::Release => "release",
                         Verb::Undo => "undo",
                     },
