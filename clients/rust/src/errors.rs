@@ -1,7 +1,7 @@
 //! Refusals and losses, as types, and how to find them in an error of a driver or a pool.
 
-use crate::lease_state::{Denial, passes};
-use crate::statements::{Options, span};
+use crate::lease_state::{Ask, Denial, passes};
+use crate::statements::span;
 use serde_json::{Map, Value};
 use std::error::Error as StdError;
 use std::fmt::{self, Display, Formatter};
@@ -176,14 +176,14 @@ impl Error {
     /// Why an acquire has no lease. The cause is the error of its last call.
     pub(crate) fn of_denial(
         denial: Denial,
-        (options, cause, role): (&Options, Option<Error>, &str),
+        (ask, cause): (&Ask, Option<Error>),
         (sqlstate, in_doubt): (Option<String>, bool),
     ) -> Error {
         let message = |usual: &str| match &cause {
             Some(cause) => format!("{usual}: {cause}"),
             None => usual.to_owned(),
         };
-        let (names, table) = (options.told(), options.row.map(|_| &*options.table.name));
+        let names = ask.told();
         match denial {
             Denial::LeaseTaken { holder, remaining, waits_for } => Error::LeaseTaken {
                 names,
@@ -192,7 +192,7 @@ impl Error {
                 waits_for,
             },
             Denial::LeaseLost(reason) => match cause.filter(|_| reason == Reason::Refused) {
-                Some(cause) if table.is_some() => cause.of_call(role, table),
+                Some(cause) if ask.table.is_some() => cause,
                 _ => Error::lost(&names, reason, false),
             },
             Denial::Closed => Error::Closed,
@@ -206,10 +206,8 @@ impl Error {
                 let message = message("the server did not answer in time");
                 Error::NoAnswer { message, sqlstate, in_doubt }
             }
-            Denial::NotGranted | Denial::NotInstalled | Denial::Refused => cause.map_or(
-                Error::Invalid("the server's answer has another form than is known"),
-                |cause| cause.of_call(role, table),
-            ),
+            Denial::NotGranted | Denial::NotInstalled | Denial::Refused => cause
+                .unwrap_or(Error::Invalid("the server's answer has another form than is known")),
         }
     }
 

@@ -4,10 +4,8 @@ use crate::clock;
 use crate::connection::{Connected, Opener, Tls, open};
 use crate::errors::Error;
 use crate::heartbeat::{Event, Heartbeat, Held, Setup, now};
-use crate::lease_state::{EventKind, Input, Lead, LeadState};
-use crate::statements::{
-    Names, Options, RowTable, holder_of_process, millis, quoted, span, unique_holder,
-};
+use crate::lease_state::{Ask, EventKind, Lead, LeadState};
+use crate::statements::{Names, RowTable, holder_of_process, millis, quoted, span, unique_holder};
 use crate::transaction::{Guardable, Guards, Under};
 use serde_json::{Value, json};
 use std::collections::VecDeque;
@@ -80,7 +78,7 @@ impl Fence {
     /// none. Several names have no queue: they are tried each quarter of a second, and may starve
     /// beside waiters for each, until the wait is over.
     pub fn lease(&self, names: impl Into<Names>) -> LeaseRequest {
-        LeaseRequest { fence: self.clone(), options: Options::new(names.into().0) }
+        LeaseRequest { fence: self.clone(), ask: Ask::new(names.into().0) }
     }
 
     /// A lease that is a row of a table of work, which a statement of yours has claimed: by the
@@ -96,10 +94,10 @@ impl Fence {
     ) -> LeaseRequest {
         let (keys, values): (Vec<_>, Vec<_>) =
             key.iter().map(|(column, value)| ((*column).to_owned(), value.to_string())).unzip();
-        let table = RowTable { name: table.to_owned(), keys, ..RowTable::default() };
-        let names = vec![json!(values).to_string()];
-        let options = Options { ttl, row: Some(token), table, ..Options::new(names) };
-        LeaseRequest { fence: self.clone(), options }
+        let (fence, deadline) = ("fence".to_owned(), "held_until".to_owned());
+        let table = Some(RowTable { name: table.to_owned(), keys, fence, deadline });
+        let ask = Ask { table, token, ..Ask::new(vec![json!(values).to_string()]) };
+        LeaseRequest { fence: self.clone(), ask }.ttl(ttl)
     }
 
     /// Does `work` whenever this process leads, and again after each loss, also of the server, the
@@ -211,16 +209,15 @@ pub type BoxError = Box<dyn StdError + Send + Sync>;
 #[must_use = "a lease is not acquired before `acquire` or `hold`"]
 pub struct LeaseRequest {
     fence: Fence,
-    options: Options,
+    ask: Ask,
 }
 
 macro_rules! asks {
-    ($($(#[$said:meta])* $name:ident($($given:ident: $kind:ty),*)
-        $($field:ident$(.$of:ident)? = $value:expr),*;)*) => {
+    ($($(#[$said:meta])* $name:ident($($given:ident: $kind:ty)?) $($field:ident = $value:expr),*;)*) => {
         impl LeaseRequest {$(
             $(#[$said])*
-            pub fn $name(mut self $(, $given: $kind)*) -> LeaseRequest {
-                $(self.options.$field$(.$of)? = $value;)*
+            pub fn $name(mut self $(, $given: $kind)?) -> LeaseRequest {
+                $(self.ask.$field = $value;)*
                 self
             }
         )*}
@@ -229,35 +226,39 @@ macro_rules! asks {
 
 asks! {
     /// How long it is held without a renewal: 30 s unless said otherwise, at least 100 ms.
-    ttl(ttl: Duration) ttl = ttl;
+    ttl(ttl: Duration) ttl = millis(ttl);
     /// How long to wait for it: not at all unless said otherwise.
-    wait(wait: Duration) wait = wait;
+    wait(wait: Duration) wait = millis(wait);
     /// The holder, for the view of all leases; by default a text that is unique for each acquire.
-    holder(holder: impl Into<String>) holder = Some(holder.into());
+    holder(holder: impl Into<String>) holder = holder.into(), is_named = true;
     /// Where that holder has it already, it gets a new grant at once.
-    reclaim(holder: impl Into<String>) holder = Some(holder.into()), reclaim = true;
+    reclaim(holder: impl Into<String>) holder = holder.into(), is_named = true, reclaims = true;
     /// It ends with its session, too. Not through a pooler.
-    session() session = true;
+    session() is_session = true;
     /// Others may have it shared at the same time.
-    shared() shared = true;
+    shared() is_shared = true;
     /// So many may have it at the same time.
     slots(slots: i32) slots = slots;
     /// For the view of all leases.
     metadata(metadata: Value) metadata = Some(metadata);
     /// Then it is lost, whatever its heartbeat does: for work that hangs.
-    at_most(at_most: Duration) at_most = Some(at_most);
-    /// The columns of a table of work ([`Fence::keep_row`]) that are not called `fence` and
-    /// `held_until`: that of the token, and that of the deadline.
-    columns(fence: &str, deadline: &str)
-        table.fence = fence.to_owned(), table.deadline = deadline.to_owned();
+    at_most(at_most: Duration) at_most = Some(millis(at_most));
 }
 
 impl LeaseRequest {
+    /// The columns of a table of work ([`Fence::keep_row`]) that are not called `fence` and
+    /// `held_until`: that of the token, and that of the deadline.
+    pub fn columns(mut self, fence: &str, deadline: &str) -> LeaseRequest {
+        if let Some(table) = &mut self.ask.table {
+            (table.fence, table.deadline) = (fence.to_owned(), deadline.to_owned());
+        }
+        self
+    }
+
     /// Acquires it; [`Error::LeaseTaken`] where it is taken, and stayed so for as long as we
     /// waited. Dropped while it waits, it gives up; a grant that comes all the same is given back.
     pub async fn acquire(self) -> Result<Lease, Error> {
-        let ask = self.options.checked()?;
-        Ok(Lease(self.fence.0.acquire(self.options, ask).await?.into()))
+        Ok(Lease(self.fence.0.acquire(self.ask.checked()?).await?.into()))
     }
 
     /// Does `work` under the lease, and releases it. On a loss the work is dropped where it waits,
@@ -359,7 +360,7 @@ impl Lease {
     /// cannot be reached, it ends at its ttl. Dropped while it waits, it goes on in the background.
     pub async fn release(&self) -> Result<(), Error> {
         let mut status = self.0.grant.status.subscribe();
-        self.0.heartbeat.input(Input::Release(self.0.grant.id));
+        self.0.heartbeat.input(|states| states.release(self.0.grant.id));
         let _ = status.wait_for(|status| status.over.is_some()).await;
         self.0.grant.loss().map_or(Ok(()), Err)
     }

@@ -8,10 +8,10 @@ use crate::clock;
 use crate::connection::{Connected, Cut, Opener};
 use crate::errors::{Error, Reason, is_broken};
 use crate::lease_state::{
-    Answer, Ask, Call, Effect, EventKind, Id, Input, LONGEST_CALL, LOOK_AGAIN, LeaseStates, NEVER,
-    Outcome, SHORTEST_OPENING, Stage, Verb,
+    Answer, Ask, Call, Effect, EventKind, Id, LONGEST_CALL, LOOK_AGAIN, LeaseStates, NEVER,
+    SHORTEST_OPENING, Stage,
 };
-use crate::statements::{self, Options, Place, Statement, millis, span};
+use crate::statements::{self, Place, millis, span};
 use serde_json::Value;
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -23,7 +23,6 @@ use std::time::Duration;
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::{Notify, oneshot, watch};
 use tokio::task::{AbortHandle, JoinError};
-use tokio_postgres::Row;
 
 /// An event for `on_event`, which must not block.
 #[derive(Debug, Clone)]
@@ -68,6 +67,12 @@ pub(crate) struct Status {
 }
 
 impl Grant {
+    fn new(id: Id, token: i64, ask: &Ask) -> Grant {
+        let row = ask.table.as_ref().map(|table| table.row(&ask.names[0], token));
+        let (status, guards) = (watch::Sender::default(), Mutex::default());
+        Grant { id, names: ask.told(), token, row, status, guards }
+    }
+
     /// Why it is ours no more, as far as its events have told.
     pub fn over(&self) -> Option<Error> {
         let (reason, other_role) = self.status.borrow().over?;
@@ -100,7 +105,8 @@ pub(crate) struct Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        self.heartbeat.input(Input::Release(self.grant.id));
+        let id = self.grant.id;
+        self.heartbeat.input(|states| states.release(id));
     }
 }
 
@@ -137,11 +143,10 @@ struct Inner {
 
 /// An acquire that is under way.
 struct Acquire {
-    options: Options,
+    ask: Arc<Ask>,
     reply: oneshot::Sender<Result<Held, Error>>,
-    /// The error of its last call, and the role that has sent it.
+    /// The error of its last call.
     cause: Option<Error>,
-    role: String,
 }
 
 enum Slot {
@@ -175,44 +180,39 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Heartbeat {
     pub fn new(setup: Setup) -> Arc<Heartbeat> {
         let spread = (RandomState::new().hash_one(()) % 1001) as i64;
-        let mut states = LeaseStates::new(spread);
-        states.longest_beat = states.longest_beat.min(millis(setup.longest_beat));
+        let states = LeaseStates::new(spread, millis(setup.longest_beat));
         let inner = Mutex::new(Inner { states, ..Inner::default() });
         let (timer, changed) = (Notify::new(), watch::Sender::default());
         Arc::new(Heartbeat { setup, spread, inner, timer, changed })
     }
 
-    /// Gives an input to the states, and carries out what comes of it. It returns the answer to a
-    /// check.
-    pub fn input(self: &Arc<Self>, input: Input) -> Option<(Reason, bool)> {
-        self.locked_input(lock(&self.inner), input)
+    /// Gives an input to the states, and carries out what comes of it.
+    pub fn input(self: &Arc<Self>, input: impl FnOnce(&mut LeaseStates)) {
+        self.locked_input(lock(&self.inner), 0, input);
     }
 
+    /// The same, of the answer to a call.
     fn locked_input(
         self: &Arc<Self>,
         mut inner: MutexGuard<'_, Inner>,
-        input: Input,
-    ) -> Option<(Reason, bool)> {
-        let (mut inputs, mut checked, mut has_died) = (VecDeque::from([input]), None, false);
-        while let Some(input) = inputs.pop_front() {
-            for effect in inner.states.step(now(), input) {
-                match effect {
-                    Effect::Checked(why) => checked = why,
-                    effect => inputs.extend(self.carry_out(&mut inner, effect)),
-                }
+        answered: u64,
+        input: impl FnOnce(&mut LeaseStates),
+    ) {
+        let mut effects = VecDeque::from(inner.states.step(now(), answered, input));
+        while let Some(effect) = effects.pop_front() {
+            if let Some(call) = self.carry_out(&mut inner, effect) {
+                let fails = |states: &mut LeaseStates| states.failed(call, "panicked", true);
+                effects.extend(inner.states.step(now(), call, fails));
             }
-            // A row lease begins without a call, and has to be watched all the same.
-            let is_unwatched = inner.runtime.is_none() && inner.states.wake(now()) < NEVER;
-            if is_unwatched && !has_died && self.start(&mut inner).is_err() {
-                has_died = true;
-                inputs.push_back(Input::Died);
-            }
+        }
+        // What waits for its time needs the timer, also after that has died.
+        if inner.runtime.is_none() && inner.states.wake(now()) < NEVER {
+            let _ = self.start(&mut inner);
         }
         inner.lost.clear();
         drop(inner);
         self.timer.notify_one();
         self.tell();
-        checked
     }
 
     /// Tells events and answers, in one thread at a time, so that their order stays.
@@ -266,7 +266,7 @@ impl Heartbeat {
             let mut inner = lock(&self.inner);
             (inner.runtime, inner.tasks) = (None, 0);
             inner.connections.clear();
-            self.locked_input(inner, Input::Died);
+            self.locked_input(inner, 0, LeaseStates::died);
         }
         self.changed.send_replace(());
     }
@@ -288,9 +288,9 @@ impl Heartbeat {
         let wake = inner.states.wake(now);
         if let Some(on) = ended {
             inner.connections.remove(&on);
-            self.locked_input(inner, Input::Disconnected(on));
+            self.locked_input(inner, 0, |states| states.disconnected(on));
         } else if wake <= now {
-            self.locked_input(inner, Input::Tick);
+            self.locked_input(inner, 0, |_| {});
         } else if wake < NEVER || inner.tasks > 0 || !inner.connections.is_empty() {
             wait = span((wake - now).min(LOOK_AGAIN));
         } else {
@@ -300,26 +300,29 @@ impl Heartbeat {
         Some(wait)
     }
 
-    /// Has a task run in the thread, which lives as long. If there is no thread, it is not run.
-    fn spawn(
+    /// Has a task run in the thread, which lives as long, and then does that with its result.
+    fn spawn<W: Future<Output: Send> + Send + 'static>(
         self: &Arc<Self>,
         inner: &mut Inner,
-        work: impl Future<Output: Send> + Send + 'static,
-    ) {
-        let Ok(runtime) = self.start(inner) else { return };
+        work: W,
+        then: impl FnOnce(Result<W::Output, JoinError>) + Send + 'static,
+    ) -> std::io::Result<AbortHandle> {
+        let runtime = self.start(inner)?;
         let (task, heartbeat) = (runtime.spawn(work), self.clone());
+        let handle = task.abort_handle();
         inner.tasks += 1;
         runtime.spawn(async move {
-            let _ = task.await;
+            then(task.await);
             lock(&heartbeat.inner).tasks -= 1;
             heartbeat.timer.notify_one();
         });
+        Ok(handle)
     }
 
     // Effects
 
-    /// Returns a further input, if a call cannot be sent.
-    fn carry_out(self: &Arc<Self>, inner: &mut Inner, effect: Effect) -> Option<Input> {
+    /// Returns a call that cannot be sent.
+    fn carry_out(self: &Arc<Self>, inner: &mut Inner, effect: Effect) -> Option<u64> {
         match effect {
             Effect::Call(call) => return self.send(inner, call),
             Effect::Cut(on) => match inner.connections.remove(&on) {
@@ -329,27 +332,37 @@ impl Heartbeat {
             },
             Effect::HangUp(on) => {
                 if let Some(Slot::Idle(connected)) = inner.connections.remove(&on) {
-                    self.spawn(inner, connected.close());
+                    let _ = self.spawn(inner, connected.close(), drop);
                 }
             }
             Effect::Event { kind, id, token, remaining, is_other_role } => {
-                self.lease_event(inner, id, (kind, token, is_other_role));
-                if let Some(grant) = inner.leases.get(&id) {
-                    let (names, remaining) = (grant.names.clone(), span(remaining));
-                    let event = Event { kind, names, token, remaining };
-                    inner.to_tell.push_back(Tell::Event(event));
+                if kind == EventKind::Acquired {
+                    let ask = &inner.acquires.get(&id)?.ask;
+                    inner.leases.insert(id, Grant::new(id, token, ask).into());
                 }
-                if matches!(kind, EventKind::Lost(_) | EventKind::Released { .. }) {
+                let grant = inner.leases.get(&id)?.clone();
+                let ended = match kind {
+                    EventKind::Lost(reason) => Some((reason, is_other_role)),
+                    EventKind::Released { .. } => Some((Reason::Released, false)),
+                    _ => None,
+                };
+                if kind == EventKind::Renewed {
+                    grant.status.send_modify(|status| status.renewals += 1);
+                }
+                if let Some((reason, is_other_role)) = ended {
+                    grant.ends(reason, is_other_role);
+                    inner.lost.push((reason, grant.names.join(", ")));
                     inner.leases.remove(&id);
                     self.changed.send_replace(());
                 }
+                let (names, remaining) = (grant.names.clone(), span(remaining));
+                inner.to_tell.push_back(Tell::Event(Event { kind, names, token, remaining }));
             }
             Effect::Reply { id, denial, sqlstate, in_doubt } => {
-                let Acquire { options, reply, cause, role } = inner.acquires.remove(&id)?;
+                let Acquire { ask, reply, cause } = inner.acquires.remove(&id)?;
                 let result = match denial {
                     Some(denial) => {
-                        let about = (&options, cause, &*role);
-                        Err(Error::of_denial(denial, about, (sqlstate, in_doubt)))
+                        Err(Error::of_denial(denial, (&ask, cause), (sqlstate, in_doubt)))
                     }
                     None => {
                         let (heartbeat, grant) = (self.clone(), inner.leases.get(&id)?.clone());
@@ -382,88 +395,38 @@ impl Heartbeat {
                 inner.is_closed = true;
                 self.changed.send_replace(());
             }
-            Effect::Checked(..) => {}
         }
         None
     }
 
-    fn lease_event(
-        &self,
-        inner: &mut Inner,
-        id: Id,
-        (kind, token, is_other_role): (EventKind, i64, bool),
-    ) {
-        match (kind, inner.leases.get(&id)) {
-            (EventKind::Acquired, _) => {
-                let Some(Acquire { options, .. }) = inner.acquires.get(&id) else { return };
-                let grant = Grant {
-                    id,
-                    names: options.told(),
-                    token,
-                    row: options.row.map(|token| options.table.row(&options.names[0], token)),
-                    status: watch::Sender::default(),
-                    guards: Mutex::default(),
-                };
-                inner.leases.insert(id, Arc::new(grant));
-            }
-            (EventKind::Renewed, Some(grant)) => {
-                grant.status.send_modify(|status| status.renewals += 1);
-            }
-            (EventKind::Lost(reason), Some(grant)) => {
-                grant.ends(reason, is_other_role);
-                inner.lost.push((reason, grant.names.join(", ")));
-            }
-            (EventKind::Released { .. }, Some(grant)) => grant.ends(Reason::Released, false),
-            _ => {}
-        }
-    }
-
     /// Has a call be sent by a task of its own.
-    fn send(self: &Arc<Self>, inner: &mut Inner, call: Call) -> Option<Input> {
-        let number = call.number;
-        let (on, is_answered) = (call.on, call.acquire);
-        let Some(statement) = self.statement(inner, &call) else {
-            return Some(failed(number, "unreadable", false));
-        };
-        let connected = match inner.connections.remove(&on) {
+    fn send(self: &Arc<Self>, inner: &mut Inner, call: Arc<Call>) -> Option<u64> {
+        let connected = match inner.connections.remove(&call.on) {
             Some(Slot::Idle(connected)) => Some(connected),
             _ => None,
         };
-        let task = self.start(inner).map(|runtime| {
-            inner.tasks += 1;
-            let task = runtime.spawn(self.clone().call(call, connected, statement));
-            inner.connections.insert(on, Slot::Busy(task.abort_handle()));
-            let heartbeat = self.clone();
-            runtime.spawn(async move { heartbeat.ended(number, on, is_answered, task.await) });
-        });
-        let error = task.err()?;
-        let acquire = is_answered.and_then(|id| inner.acquires.get_mut(&id));
-        acquire
-            .into_iter()
-            .for_each(|acquire| acquire.cause = Some(Error::other(error.to_string())));
-        Some(failed(number, "panicked", true))
-    }
-
-    fn statement(&self, inner: &Inner, call: &Call) -> Option<Statement> {
-        let schema = &self.setup.schema;
-        Some(match (call.verb, &call.table) {
-            (Verb::Acquire, _) => {
-                statements::acquire(schema, call, &inner.acquires.get(&call.acquire?)?.options)
+        let (heartbeat, of) = (self.clone(), call.clone());
+        let sends = self.clone().call(call.clone(), connected);
+        match self.spawn(inner, sends, move |ended| heartbeat.ended(&of, ended)) {
+            Ok(task) => {
+                inner.connections.insert(call.on, Slot::Busy(task));
+                None
             }
-            (Verb::Keep | Verb::KeepRow, Some(table)) => table.keep(schema, call),
-            (Verb::Keep | Verb::KeepRow, None) => statements::keep(schema, call),
-            (Verb::Release, Some(table)) => table.release(schema, call),
-            (Verb::Release, None) => statements::release(schema, call),
-            (Verb::Undo, _) => statements::undo(schema, call),
-        })
+            Err(error) => {
+                let asking = call.acquire().and_then(|id| inner.acquires.get_mut(&id));
+                asking
+                    .into_iter()
+                    .for_each(|one| one.cause = Some(Error::other(error.to_string())));
+                Some(call.number)
+            }
+        }
     }
 
     /// Sends a call. Aborted, it cuts the connection.
     async fn call(
         self: Arc<Self>,
-        call: Call,
+        call: Arc<Call>,
         connected: Option<Connected>,
-        statement: Statement,
     ) -> (Cut, Outcomes) {
         let mut cut = Cut(connected);
         if call.opens {
@@ -471,92 +434,70 @@ impl Heartbeat {
             let limit = span(call.limit.max(SHORTEST_OPENING) / 10 * 9);
             match (self.setup.open)(limit).await {
                 Ok(opened) => cut.0 = Some(opened),
-                Err(error) => {
-                    return (cut, Err((error.code_of_opening(), Some(error))));
-                }
+                Err(error) => return (cut, Err((error.code_of_opening(), Some(error)))),
             }
-            self.input(Input::Sent(call.number));
+            self.input(|states| states.sent(call.number));
         }
         let Some(connected) = cut.0.as_ref().filter(|connected| !connected.has_ended()) else {
             return (cut, Err(("unsent".to_owned(), None)));
         };
+        let statement = statements::of(&self.setup.schema, &call);
         let answer = match connected.rows(&statement).await {
-            Ok(rows) => {
-                let unread = || ("unreadable".to_owned(), None);
-                read(&call, &rows).ok_or_else(unread)
-            }
+            Ok(rows) => statements::read(&call, &rows).ok_or(("unreadable".to_owned(), None)),
             Err(error) => {
                 let state = error.code().map(|code| code.code().to_owned());
                 let has_ended = connected.has_ended() || is_broken(&error);
                 let code = if has_ended { "ended" } else { "unreadable" };
-                Err((state.unwrap_or_else(|| code.to_owned()), Some(Error::from(error))))
+                let error = Error::from(error).of_call(&connected.role, call.table());
+                Err((state.unwrap_or_else(|| code.to_owned()), Some(error)))
             }
         };
         (cut, answer)
     }
 
     /// Gives the answer to the states.
-    fn ended(
-        self: &Arc<Self>,
-        call: u64,
-        on: u64,
-        acquire: Option<Id>,
-        ended: Result<(Cut, Outcomes), JoinError>,
-    ) {
-        let mut inner = lock(&self.inner);
-        inner.tasks -= 1;
-        let (mut cut, outcome) = match ended {
+    fn ended(self: &Arc<Self>, call: &Call, ended: Result<(Cut, Outcomes), JoinError>) {
+        let (mut cut, mut outcome) = match ended {
             Ok(ended) => ended,
             Err(error) if error.is_panic() => {
                 let error = Error::other(error.to_string());
                 (Cut(None), Err(("panicked".to_owned(), Some(error))))
             }
-            Err(_) => {
-                drop(inner);
-                return self.timer.notify_one();
-            }
+            // It was cut, which the states have decided.
+            Err(_) => return,
         };
-        let role = cut.0.as_ref().map(|connected| connected.role.clone());
+        let mut inner = lock(&self.inner);
         let mut is_broken = true;
-        if inner.connections.contains_key(&on)
+        if inner.connections.contains_key(&call.on)
             && let Some(connected) = cut.0.take()
         {
             is_broken = connected.has_ended();
-            inner.connections.insert(on, Slot::Idle(connected));
+            inner.connections.insert(call.on, Slot::Idle(connected));
         }
-        let (code, error) = match outcome {
-            Ok(answer) => {
-                self.locked_input(inner, Input::Answer(call, answer));
-                return;
-            }
-            Err(failure) => failure,
-        };
-        let asking = acquire.and_then(|id| inner.acquires.get_mut(&id));
-        if let (Some(asking), Some(error)) = (asking, error) {
-            (asking.cause, asking.role) = (Some(error), role.unwrap_or_default());
+        let asking = call.acquire().and_then(|id| inner.acquires.get_mut(&id));
+        if let (Some(asking), Err((_, error @ Some(_)))) = (asking, &mut outcome) {
+            asking.cause = error.take();
         }
-        self.locked_input(inner, failed(call, &code, is_broken));
+        self.locked_input(inner, call.number, |states| match outcome {
+            Ok(answer) => states.answered(call.number, answer),
+            Err((code, _)) => states.failed(call.number, &code, is_broken),
+        });
     }
 
     // What a program asks for
 
     /// A lease that is held, or why there is none. Dropped while it waits, it gives up.
-    pub async fn acquire(self: &Arc<Self>, options: Options, ask: Ask) -> Result<Held, Error> {
-        let (reply, answer) = oneshot::channel();
-        let (id, input) = {
+    pub async fn acquire(self: &Arc<Self>, ask: Ask) -> Result<Held, Error> {
+        let ((reply, answer), ask) = (oneshot::channel(), Arc::new(ask));
+        let id = {
             let mut inner = lock(&self.inner);
             inner.last_id += 1;
-            let id = inner.last_id;
-            let input = match options.row {
-                Some(token) => Input::KeepRow(id, ask, options.table.clone().into(), token),
-                None => Input::Acquire(id, ask),
-            };
-            let acquire = Acquire { options, reply, cause: None, role: String::new() };
+            let (id, acquire) = (inner.last_id, Acquire { ask: ask.clone(), reply, cause: None });
             inner.acquires.insert(id, acquire);
-            (id, input)
+            id
         };
         let _gives_up = GivesUp { heartbeat: self.clone(), id };
-        self.input(input);
+        self.input(|states| states.acquire(id, ask));
         let held = answer.await.map_err(Error::other)??;
         self.check(&held.grant)?;
         Ok(held)
@@ -564,7 +505,8 @@ impl Heartbeat {
 
     /// Fails if the lease is ours no more, whatever the thread does.
     pub fn check(self: &Arc<Self>, grant: &Grant) -> Result<(), Error> {
-        match self.input(Input::Check(grant.id)) {
+        self.input(|_| {});
+        match lock(&self.inner).states.over(grant.id) {
             None => Ok(()),
             Some((reason, other_role)) => {
                 let over = grant.over();
@@ -596,17 +538,17 @@ impl Heartbeat {
 
     /// The next renewal is to tell whether these are lost.
     pub fn suspect(self: &Arc<Self>, grants: &[Arc<Grant>]) {
-        self.input(Input::Suspect(grants.iter().map(|grant| grant.id).collect()));
+        self.input(|states| states.suspect(&ids(grants)));
     }
 
     /// Tells how far the transaction has come that releases them.
     pub fn last(self: &Arc<Self>, grants: &[Arc<Grant>], stage: Stage) {
-        self.input(Input::Last(grants.iter().map(|grant| grant.id).collect(), stage));
+        self.input(|states| states.last(&ids(grants), stage));
     }
 
     /// Gives everything back, and ends all waits.
     pub async fn close(self: &Arc<Self>) {
-        self.input(Input::Close);
+        self.input(LeaseStates::close);
         self.until(|inner| inner.is_closed).await;
         let idle = self.until(|inner| inner.runtime.is_none());
         let _ = clock::within(Duration::from_secs(3), idle).await;
@@ -644,7 +586,7 @@ impl Heartbeat {
                 None => warn("the server did not answer in time"),
             }
         };
-        self.spawn(&mut inner, cancels);
+        let _ = self.spawn(&mut inner, cancels, drop);
     }
 }
 
@@ -657,51 +599,11 @@ struct GivesUp {
 impl Drop for GivesUp {
     fn drop(&mut self) {
         if lock(&self.heartbeat.inner).acquires.contains_key(&self.id) {
-            self.heartbeat.input(Input::GiveUp(self.id));
+            self.heartbeat.input(|states| states.give_up(self.id));
         }
     }
 }
 
-fn failed(call: u64, code: &str, is_broken: bool) -> Input {
-    Input::Failed { call, code: code.to_owned(), is_broken }
-}
-
-/// Reads the rows of a call; None if they have another form than is known.
-fn read(call: &Call, rows: &[Row]) -> Option<Answer> {
-    Some(match call.verb {
-        Verb::Acquire => {
-            let row = rows.first()?;
-            match row.try_get::<_, Option<i64>>(0).ok()? {
-                Some(token) => Answer::Granted(token),
-                None => Answer::Taken {
-                    holder: row.try_get::<_, Option<String>>(1).ok()?.unwrap_or_default(),
-                    remaining: milliseconds(row, 2)?.unwrap_or(0),
-                    state: row.try_get::<_, Option<String>>(3).ok()?.unwrap_or_default(),
-                },
-            }
-        }
-        Verb::Keep | Verb::KeepRow => {
-            let outcome = |row: &Row| {
-                Some(Outcome {
-                    is: row.try_get(0).ok()?,
-                    remaining: milliseconds(row, 1)?,
-                    again_in: milliseconds(row, 2)?,
-                    code: row.try_get::<_, Option<String>>(3).ok()?.unwrap_or_default(),
-                })
-            };
-            let outcomes: Vec<_> = rows.iter().map(outcome).collect::<Option<_>>()?;
-            Answer::Kept(Some(outcomes).filter(|all| all.len() == call.names.len())?)
-        }
-        Verb::Release => {
-            let all = rows.iter().map(|row| row.try_get(0).ok()).collect::<Option<Vec<_>>>()?;
-            Answer::Released(Some(all).filter(|all| all.len() == call.names.len())?)
-        }
-        Verb::Undo => Answer::Undone(rows.first()?.try_get(0).ok()?),
-    })
-}
-
-/// A column with seconds, in milliseconds that are rounded down. The outer None: it is no number.
-fn milliseconds(row: &Row, at: usize) -> Option<Option<i64>> {
-    let seconds: Option<f64> = row.try_get(at).ok()?;
-    Some(seconds.map(|seconds| ((seconds.max(0.0) * 1000.0) as i64).min(NEVER)))
+fn ids(grants: &[Arc<Grant>]) -> Vec<Id> {
+    grants.iter().map(|grant| grant.id).collect()
 }

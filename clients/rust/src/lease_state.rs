@@ -1,10 +1,12 @@
 //! What a client decides about its leases: the state machine of `clients/spec/lease_state.md`.
 //!
-//! The machine has no clock, thread or socket. Each input has the time, in milliseconds of a
-//! monotonic clock, and returns effects, which the heartbeat carries out in their order.
+//! The machine has no clock, thread or socket. Each input is a step, which has the time, in
+//! milliseconds of a monotonic clock, and returns effects. The heartbeat carries them out in their
+//! order.
 
 use crate::errors::{Reason, WaitsFor};
 use crate::statements::RowTable;
+use serde_json::Value;
 use std::collections::BTreeMap;
 use std::mem::take;
 use std::sync::Arc;
@@ -32,9 +34,10 @@ pub const BEATS_PER_TTL: u32 = 3;
 /// The number of an acquire, and of the lease that comes of it. The heartbeat uses each once.
 pub type Id = u64;
 
-/// What an acquire asks for.
-#[derive(Clone, Default)]
+/// What an acquire asks for. Spans are in milliseconds.
+#[derive(Debug, Clone, Default)]
 pub struct Ask {
+    /// The key alone, if the lease is a row.
     pub names: Vec<String>,
     pub ttl: i64,
     pub wait: i64,
@@ -43,9 +46,29 @@ pub struct Ask {
     pub is_named: bool,
     pub reclaims: bool,
     pub is_session: bool,
-    /// True of a lease with slots, too.
     pub is_shared: bool,
+    pub slots: i32,
     pub at_most: Option<i64>,
+    pub metadata: Option<Value>,
+    /// The table of a row that a statement of the worker's has claimed under that token.
+    pub table: Option<RowTable>,
+    pub token: i64,
+}
+
+impl Ask {
+    fn is_one(&self) -> bool {
+        self.names.len() == 1
+    }
+
+    /// True if the acquire has a connection of its own.
+    fn is_own(&self) -> bool {
+        self.is_session || self.wait > 0 && self.is_one()
+    }
+
+    fn may_reclaim(&self) -> bool {
+        let is_exclusive = self.is_one() && !self.is_shared && self.slots <= 1;
+        self.reclaims || is_exclusive && !self.is_named
+    }
 }
 
 /// How far the transaction has come that releases leases.
@@ -59,33 +82,6 @@ pub enum Stage {
     Inner,
 }
 
-pub enum Input {
-    Acquire(Id, Ask),
-    /// A row of that table, which a statement of the worker's has claimed under that token, at a
-    /// time that is not known here. The names of its lease are the key alone.
-    KeepRow(Id, Ask, Arc<RowTable>, i64),
-    GiveUp(Id),
-    Release(Id),
-    Check(Id),
-    Last(Vec<Id>, Stage),
-    Touches(Id),
-    Ended(Id),
-    Suspect(Vec<Id>),
-    Close,
-    Died,
-    Tick,
-    /// The connection of a call that opens one is there, and the call is sent next.
-    Sent(u64),
-    Answer(u64, Answer),
-    /// The code is an SQLSTATE, `connect`, `unsent`, `ended`, `unreadable` or `panicked`.
-    Failed {
-        call: u64,
-        code: String,
-        is_broken: bool,
-    },
-    Disconnected(u64),
-}
-
 /// The rows that a call is answered with.
 pub enum Answer {
     Granted(i64),
@@ -95,7 +91,7 @@ pub enum Answer {
     Undone(i64),
 }
 
-#[derive(Clone, Default)]
+#[derive(Default)]
 pub struct Outcome {
     pub is: String,
     pub remaining: Option<i64>,
@@ -103,34 +99,41 @@ pub struct Outcome {
     pub code: String,
 }
 
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub enum Verb {
-    #[default]
-    Acquire,
-    Keep,
-    KeepRow,
-    Release,
-    Undo,
+/// What a call is about.
+pub enum About {
+    Acquire {
+        id: Id,
+        ask: Arc<Ask>,
+        holder: String,
+        reclaims: bool,
+        wait: i64,
+    },
+    /// Leases that are renewed, and how many names each has. The ttls are those of rows.
+    Leases {
+        leases: Vec<(Id, usize)>,
+        ttls: Vec<i64>,
+        table: Option<RowTable>,
+    },
+    Release {
+        number: u64,
+        table: Option<RowTable>,
+    },
+    Undo {
+        number: u64,
+        holder: String,
+    },
 }
 
 /// A statement that is to be sent.
-#[derive(Default)]
 pub struct Call {
     pub number: u64,
-    pub verb: Verb,
     pub on: u64,
     /// The connection is to be opened first.
     pub opens: bool,
     pub limit: i64,
-    /// The acquire that it is for, also where it confirms a row.
-    pub acquire: Option<Id>,
     pub names: Vec<String>,
     pub tokens: Vec<i64>,
-    pub ttls: Vec<i64>,
-    pub table: Option<Arc<RowTable>>,
-    pub wait: i64,
-    pub holder: String,
-    pub reclaims: bool,
+    pub about: About,
 }
 
 /// What has become of a lease.
@@ -166,7 +169,7 @@ pub enum Denial {
 }
 
 pub enum Effect {
-    Call(Call),
+    Call(Arc<Call>),
     /// The connection ends at once, whatever hangs in it.
     Cut(u64),
     /// The connection ends as it should.
@@ -184,8 +187,6 @@ pub enum Effect {
         sqlstate: Option<String>,
         in_doubt: bool,
     },
-    /// The reason why a lease is not held, and whether it is another role's.
-    Checked(Option<(Reason, bool)>),
     NotRenewed(String),
     /// An outage has begun for which acquires wait: one of them, and the code of its error.
     NotAcquired(Id, String),
@@ -194,30 +195,25 @@ pub enum Effect {
     Closed,
 }
 
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
+#[derive(Clone, Copy, Default, PartialEq)]
 enum State {
     #[default]
     Confirming,
     Held,
-    Unsure,
-    Lost,
+    Lost(Reason),
 }
 
-/// A lease, from its grant until it is lost or is being given back.
+/// A lease, from its grant until it is lost or is being given back. Its events begin when it is
+/// held.
 #[derive(Default)]
 struct Lease {
     id: Id,
-    names: Vec<String>,
+    ask: Arc<Ask>,
     token: i64,
-    ttl: i64,
-    is_session: bool,
-    table: Option<Arc<RowTable>>,
     state: State,
-    reason: Option<Reason>,
     is_other_role: bool,
     deadline: i64,
     beat_at: i64,
-    longest: Option<i64>,
     at_most: i64,
     is_calling: bool,
     /// How many last transactions are under way.
@@ -226,7 +222,6 @@ struct Lease {
     touched: u32,
     /// The lease was released in a transaction that the program goes on with.
     is_ending: bool,
-    is_told: bool,
     /// False while the last renewal that was sent has had no answer.
     is_answered: bool,
     /// Names of a lost lease that the server may still hold.
@@ -235,20 +230,25 @@ struct Lease {
 
 impl Lease {
     fn holds(&self) -> bool {
-        matches!(self.state, State::Held | State::Unsure)
+        self.state == State::Held
     }
 
     fn lives(&self) -> bool {
-        self.state != State::Lost
+        matches!(self.state, State::Confirming | State::Held)
     }
 
     fn rests(&self) -> bool {
         self.resting > 0 || self.touched > 0
     }
 
+    /// The error of a row that is confirmed is its caller's.
+    fn is_alone(&self) -> bool {
+        self.ask.table.is_some() && self.state == State::Confirming
+    }
+
     /// The shortest time until the next renewal, if that much is left.
     fn least(&self, left: i64) -> i64 {
-        SHORTEST_PAUSE.max(self.ttl / 60).min(left / 4)
+        SHORTEST_PAUSE.max(self.ask.ttl / 60).min(left / 4)
     }
 
     fn remaining(&self, now: i64) -> i64 {
@@ -264,15 +264,8 @@ impl Lease {
         self.at_most.min(deadline).min(if is_beating { self.beat_at } else { NEVER })
     }
 
-    /// The state after an answer that says neither yes nor no.
-    fn shake(&mut self) {
-        if self.holds() {
-            self.state = State::Unsure;
-        }
-    }
-
     fn to_release(&self) -> &[String] {
-        if self.rest.is_empty() { &self.names } else { &self.rest }
+        if self.rest.is_empty() { &self.ask.names } else { &self.rest }
     }
 
     fn event(&self, now: i64, kind: EventKind) -> Effect {
@@ -286,7 +279,7 @@ impl Lease {
 /// An acquire, until it is answered and its last call has ended.
 #[derive(Default)]
 struct Request {
-    ask: Ask,
+    ask: Arc<Ask>,
     begun: i64,
     until: i64,
     at: i64,
@@ -310,19 +303,6 @@ struct Doubt {
 }
 
 impl Request {
-    fn is_one(&self) -> bool {
-        self.ask.names.len() == 1
-    }
-
-    /// True if the acquire has a connection of its own.
-    fn is_own(&self) -> bool {
-        self.ask.is_session || self.ask.wait > 0 && self.is_one()
-    }
-
-    fn reclaims(&self) -> bool {
-        self.ask.reclaims || self.is_one() && !self.ask.is_shared && !self.ask.is_named
-    }
-
     fn holder(&self) -> String {
         let holder = &self.ask.holder;
         if self.series < 2 { holder.clone() } else { format!("{holder}/{}", self.series) }
@@ -333,7 +313,7 @@ impl Request {
     }
 
     fn wake(&self, is_free: bool) -> i64 {
-        let is_next = self.undoing.is_none() && (self.is_own() || is_free);
+        let is_next = self.undoing.is_none() && (self.ask.is_own() || is_free);
         if is_next { self.at.min(self.until + LONGEST_QUEUE) } else { self.until + LONGEST_QUEUE }
     }
 
@@ -344,12 +324,10 @@ impl Request {
 
 /// Releases what an acquire in doubt may have been granted.
 struct Undo {
-    names: Vec<String>,
+    ask: Arc<Ask>,
     holder: String,
-    ttl: i64,
+    doubt: Doubt,
     at: i64,
-    until: i64,
-    gives_up_at: i64,
     tries: u32,
     is_calling: bool,
 }
@@ -372,22 +350,12 @@ impl Release {
     }
 }
 
-/// What a call is about. Leases have the number of their names with them.
-enum About {
-    Acquire(Id),
-    Leases(Vec<(Id, usize)>),
-    Release(u64),
-    Undo(u64),
-}
-
+/// A call that has had no answer.
 struct Pending {
-    about: About,
-    verb: Verb,
-    on: u64,
+    call: Arc<Call>,
     /// None while the connection is being opened.
     sent: Option<i64>,
     until: i64,
-    limit: i64,
 }
 
 /// Whose connection it is.
@@ -437,19 +405,21 @@ pub struct LeaseStates {
 }
 
 impl LeaseStates {
-    pub fn new(spread: i64) -> LeaseStates {
-        LeaseStates { spread, longest_beat: LONGEST_CALL, ..LeaseStates::default() }
+    pub fn new(spread: i64, longest_beat: i64) -> LeaseStates {
+        LeaseStates { spread, longest_beat, ..LeaseStates::default() }
     }
 
-    /// Takes an input, and returns what is to be carried out. The clock goes first.
-    pub fn step(&mut self, now: i64, input: Input) -> Vec<Effect> {
+    /// Takes an input, and returns what is to be carried out. The clock goes first: it ends calls
+    /// that are past their limit, but the one that is answered.
+    pub fn step(
+        &mut self,
+        now: i64,
+        answered: u64,
+        input: impl FnOnce(&mut LeaseStates),
+    ) -> Vec<Effect> {
         self.now = now;
-        let answered = match &input {
-            Input::Sent(call) | Input::Answer(call, _) | Input::Failed { call, .. } => Some(*call),
-            _ => None,
-        };
         self.end_by_clock(answered);
-        self.decide(input);
+        input(self);
         self.send();
         for (reason, count) in take(&mut self.lost) {
             // An outage is one line of the log, and so are the losses by it.
@@ -466,91 +436,75 @@ impl LeaseStates {
         take(&mut self.effects)
     }
 
-    fn decide(&mut self, input: Input) {
-        let now = self.now;
-        match input {
-            Input::Acquire(id, ask) => self.acquire(id, ask),
-            Input::KeepRow(id, ask, table, token) => self.keep_row(id, ask, table, token),
-            Input::GiveUp(id) => self.finish(id, Some(Denial::GivenUp), None),
-            Input::Release(id) => self.release(id),
-            Input::Check(id) => self.check(id),
-            Input::Last(ids, stage) => ids.into_iter().for_each(|id| self.last(id, stage)),
-            Input::Touches(id) => each(&mut self.leases, [id], |l| l.touched += 1),
-            Input::Ended(id) => self.ended(id),
-            Input::Suspect(ids) => each(&mut self.leases, ids, |l| l.beat_at = now),
-            Input::Close => self.close(),
-            Input::Died => self.died(),
-            Input::Tick => {}
-            Input::Sent(call) => self.sent(call),
-            Input::Answer(call, answer) => self.answered(call, answer),
-            Input::Failed { call, code, is_broken } => self.call_failed(call, &code, is_broken),
-            Input::Disconnected(on) => self.disconnected(on),
-        }
-    }
+    // What the program asks. Each of these is an input, within a step.
 
-    // What the program asks
-
-    fn acquire(&mut self, id: Id, ask: Ask) {
-        let (begun, until) = (self.now, self.now + ask.wait.min(NEVER));
-        let ask = Ask { ttl: ask.ttl.min(NEVER), ..ask };
-        let request = Request { ask, begun, until, at: begun, series: 1, ..Request::default() };
+    pub fn acquire(&mut self, id: Id, ask: Arc<Ask>) {
+        let (now, is_row) = (self.now, ask.table.is_some());
+        let (token, claimed) = (ask.token, now - ask.ttl);
+        let until = now + ask.wait;
+        let request = Request { ask, begun: now, until, at: now, series: 1, ..Request::default() };
         self.requests.insert(id, request);
         if self.closed_at.is_some() {
             self.finish(id, Some(Denial::Closed), None);
+        } else if is_row {
+            // When it was claimed is not known here: too long ago to be believed unconfirmed.
+            self.granted(id, token, claimed);
         }
     }
 
-    fn keep_row(&mut self, id: Id, ask: Ask, table: Arc<RowTable>, token: i64) {
-        // The claim counts as too old to be believed before it is confirmed.
-        let sent = self.now - ask.ttl;
-        self.acquire(id, Ask { is_named: true, ..ask });
-        self.granted(id, token, sent, Some(table));
+    pub fn give_up(&mut self, id: Id) {
+        self.finish(id, Some(Denial::GivenUp), None);
     }
 
-    fn release(&mut self, id: Id) {
+    pub fn release(&mut self, id: Id) {
         let Some(l) = self.leases.get(&id) else { return };
-        if l.holds() || l.state == State::Lost && !l.rest.is_empty() && !self.is_done {
+        if l.holds() || !l.lives() && !l.rest.is_empty() && !self.is_done {
             self.give_back(id, false);
-        } else if l.state == State::Lost {
+        } else if !l.lives() {
             self.leases.remove(&id);
             self.hang_up(Place::Lease(id));
         }
     }
 
-    fn check(&mut self, id: Id) {
-        let why = match self.leases.get(&id) {
-            Some(l) if l.holds() => None,
-            Some(l) => Some((l.reason.unwrap_or(Reason::Released), l.is_other_role)),
-            None => Some((Reason::Released, false)),
-        };
-        self.effects.push(Effect::Checked(why));
-    }
-
-    fn last(&mut self, id: Id, stage: Stage) {
-        let Some(l) = self.leases.get_mut(&id) else { return };
-        if stage == Stage::Begins {
-            l.resting += 1;
-            return;
-        }
-        l.resting -= 1;
-        match stage {
-            _ if !l.holds() => {}
-            Stage::Committed => self.released(id),
-            Stage::InDoubt => self.give_back(id, true),
-            _ => (l.beat_at, l.is_ending) = (self.now, stage == Stage::Inner),
+    /// Tells how far the transaction has come that releases these.
+    pub fn last(&mut self, ids: &[Id], stage: Stage) {
+        for &id in ids {
+            let Some(l) = self.leases.get_mut(&id) else { continue };
+            if stage == Stage::Begins {
+                l.resting += 1;
+                continue;
+            }
+            l.resting -= 1;
+            match stage {
+                _ if !l.holds() => {}
+                Stage::Committed => self.released(id),
+                Stage::InDoubt => self.give_back(id, true),
+                _ => (l.beat_at, l.is_ending) = (self.now, stage == Stage::Inner),
+            }
         }
     }
 
-    /// The transaction that has written the row of a row lease has ended.
-    fn ended(&mut self, id: Id) {
-        if let Some(l) = self.leases.get_mut(&id) {
-            l.touched -= 1;
-            l.beat_at = l.beat_at.min(self.now);
-            self.end_by_clock(None);
-        }
+    /// A transaction of the worker's has written the row of a row lease.
+    pub fn touches(&mut self, id: Id) {
+        each(&mut self.leases, [id], |l| l.touched += 1);
     }
 
-    fn close(&mut self) {
+    /// That transaction has ended.
+    pub fn ended(&mut self, id: Id) {
+        let now = self.now;
+        each(&mut self.leases, [id], |l| {
+            (l.touched, l.beat_at) = (l.touched - 1, l.beat_at.min(now));
+        });
+        self.end_by_clock(0);
+    }
+
+    /// A guard was refused: the next renewal tells.
+    pub fn suspect(&mut self, ids: &[Id]) {
+        let now = self.now;
+        each(&mut self.leases, ids.iter().copied(), |l| l.beat_at = now);
+    }
+
+    pub fn close(&mut self) {
         self.closed_at.get_or_insert(self.now);
         for id in self.requests.keys().copied().collect::<Vec<_>>() {
             self.finish(id, Some(Denial::Closed), None);
@@ -560,32 +514,33 @@ impl LeaseStates {
         }
     }
 
-    fn died(&mut self) {
+    /// What keeps the leases has died.
+    pub fn died(&mut self) {
         for id in self.ids(Lease::holds) {
-            self.lose(id, Reason::Keeper, self.leases[&id].names.clone());
+            self.lose(id, Reason::Keeper, self.leases[&id].ask.names.clone());
         }
     }
 
     // What the connections say
 
-    fn sent(&mut self, number: u64) {
+    /// The connection of a call that opens one is there, and the call is sent next.
+    pub fn sent(&mut self, number: u64) {
         let now = self.now;
-        if let Some(call) = self.calls.get_mut(&number).filter(|call| call.sent.is_none()) {
-            (call.sent, call.until) = (Some(now), now + call.limit);
+        if let Some(pending) = self.calls.get_mut(&number).filter(|one| one.sent.is_none()) {
+            (pending.sent, pending.until) = (Some(now), now + pending.call.limit);
             self.is_sent(number);
         }
     }
 
     fn is_sent(&mut self, number: u64) {
-        let Pending { about, verb, .. } = &self.calls[&number];
-        if let (About::Leases(leases), Verb::Keep | Verb::KeepRow) = (about, verb) {
+        if let About::Leases { leases, .. } = &self.calls[&number].call.about {
             let ids = leases.iter().map(|(id, _)| *id);
             each(&mut self.leases, ids, |l| l.is_answered = false);
         }
     }
 
-    fn answered(&mut self, number: u64, answer: Answer) {
-        let Some(call) = self.over(number) else { return };
+    pub fn answered(&mut self, number: u64, answer: Answer) {
+        let Some(Pending { call, sent, .. }) = self.end_call(number) else { return };
         (self.is_out, self.is_loss_logged) = (false, false);
         if let Some(connection) = self.connections.get_mut(&call.on) {
             connection.errors = 0;
@@ -594,29 +549,46 @@ impl LeaseStates {
                 self.effects.push(Effect::HangUp(call.on));
             }
         }
-        if let About::Acquire(id) = call.about {
-            each(&mut self.requests, [id], |r| r.is_out = false);
-        }
-        let sent = call.sent.unwrap_or(self.now);
-        match (call.about, answer) {
-            (About::Acquire(id), Answer::Granted(token)) => {
-                self.granted(id, token, sent, None);
-                self.settle(id);
-                self.leave(id);
+        let sent = sent.unwrap_or(self.now);
+        match (&call.about, answer) {
+            (&About::Acquire { id, .. }, answer) => self.acquire_answered(id, answer, sent),
+            (About::Leases { leases, .. }, Answer::Kept(outcomes)) => {
+                self.kept(leases, &outcomes, sent);
             }
-            (About::Acquire(id), Answer::Taken { holder, remaining, state }) => {
-                self.taken(id, sent, holder, remaining, &state);
+            (&About::Release { number, .. }, Answer::Released(is)) => {
+                self.release_answered(number, &is);
             }
-            (About::Leases(leases), Answer::Kept(outcomes)) => self.kept(&leases, &outcomes, sent),
-            (About::Release(number), Answer::Released(is)) => self.release_answered(number, &is),
-            (About::Undo(number), Answer::Undone(count)) => self.undone(number, count),
+            (&About::Undo { number, .. }, Answer::Undone(count)) => self.undone(number, count),
             _ => unreachable!("a call is answered by its own rows"),
         }
     }
 
-    fn disconnected(&mut self, on: u64) {
-        match self.calls.iter().find(|(_, call)| call.on == on) {
-            Some((&number, _)) => self.call_failed(number, "ended", true),
+    /// The code is an SQLSTATE, `connect`, `unsent`, `ended`, `unreadable` or `panicked`.
+    pub fn failed(&mut self, number: u64, code: &str, is_broken: bool) {
+        let Some(Pending { call, sent, .. }) = self.end_call(number) else { return };
+        let is_opening = sent.is_none();
+        let code = if is_opening && code == "no answer" { "connect" } else { code };
+        if let Some(connection) = self.connections.get_mut(&call.on) {
+            connection.errors += u32::from(!is_locked(code));
+            let is_leaving = connection.place.is_none();
+            // After a second error in a row another connection is tried.
+            let is_of_no_use = is_opening || is_broken || code == "panicked";
+            if is_of_no_use || is_of_connection(code) || connection.errors > 1 || is_leaving {
+                self.effects.push(Effect::Cut(call.on));
+                self.forget(call.on);
+            }
+        }
+        match &call.about {
+            About::Acquire { id, .. } => self.acquire_failed(*id, sent, call.limit, code),
+            About::Leases { leases, .. } => self.keep_failed(leases, code, is_opening),
+            About::Release { number, .. } => self.release_failed(*number, code, is_opening),
+            About::Undo { number, .. } => self.undo_failed(*number, code),
+        }
+    }
+
+    pub fn disconnected(&mut self, on: u64) {
+        match self.calls.values().find(|one| one.call.on == on) {
+            Some(one) => self.failed(one.call.number, "ended", true),
             None => self.forget(on),
         }
     }
@@ -625,6 +597,15 @@ impl LeaseStates {
 
     pub fn remaining(&self, now: i64, id: Id) -> i64 {
         self.leases.get(&id).map_or(0, |l| l.remaining(now))
+    }
+
+    /// The reason why a lease is not held, and whether it is another role's.
+    pub fn over(&self, id: Id) -> Option<(Reason, bool)> {
+        match self.leases.get(&id).map(|l| (l.state, l.is_other_role)) {
+            Some((State::Held, _)) => None,
+            Some((State::Lost(reason), is_other_role)) => Some((reason, is_other_role)),
+            _ => Some((Reason::Released, false)),
+        }
     }
 
     /// When to tick, at the latest; `NEVER` if there is nothing to do.
@@ -643,23 +624,23 @@ impl LeaseStates {
 
     // The clock goes first, whatever comes
 
-    fn end_by_clock(&mut self, answered: Option<u64>) {
+    fn end_by_clock(&mut self, answered: u64) {
         let now = self.now;
         for id in self.ids(|l| l.lives() && l.deadline.min(l.at_most) <= now) {
             let l = &self.leases[&id];
             if l.holds() && l.at_most <= now {
-                self.lose(id, Reason::AtMost, l.names.clone());
+                self.lose(id, Reason::AtMost, l.ask.names.clone());
             } else if l.deadline <= now && l.touched == 0 {
                 // A renewal without an answer may have come through all the same.
-                let rest = if l.is_answered { Vec::new() } else { l.names.clone() };
+                let rest = if l.is_answered { Vec::new() } else { l.ask.names.clone() };
                 self.lose(id, Reason::Deadline, rest);
             }
         }
         let is_late = !self.is_done && self.closed_at.is_some_and(|at| now >= at + CLOSING);
         let is_over =
-            |number: u64, call: &Pending| Some(number) != answered && call.until <= now || is_late;
+            |number: u64, call: &Pending| number != answered && call.until <= now || is_late;
         for number in keys(&self.calls, is_over) {
-            self.call_failed(number, "no answer", true);
+            self.failed(number, "no answer", true);
         }
         if is_late {
             self.undos.clear();
@@ -683,14 +664,14 @@ impl LeaseStates {
 
     fn send(&mut self) {
         let now = self.now;
-        for id in keys(&self.requests, |_, r| r.is_own() && r.is_due(now)) {
+        for id in keys(&self.requests, |_, r| r.ask.is_own() && r.is_due(now)) {
             self.try_to_acquire(id);
         }
         for number in keys(&self.undos, |_, undo| !undo.is_calling && undo.at <= now) {
             self.send_undo(number);
         }
         for id in self.ids(|l| self.is_own(l) && !l.is_calling && l.beat_at <= now) {
-            self.keep(vec![id], Place::Lease(id));
+            self.keep(&[id], Place::Lease(id));
         }
         if self.calling.is_none() {
             self.send_shared();
@@ -704,14 +685,14 @@ impl LeaseStates {
         let beat = due.min_by_key(|l| l.beat_at);
         let is_due = |release: &Release| release.at <= now && !release.is_calling;
         let release = self.releases.iter().find(|(_, release)| is_due(release));
-        let request = self.requests.iter().find(|(_, r)| !r.is_own() && r.is_due(now));
+        let request = self.requests.iter().find(|(_, r)| !r.ask.is_own() && r.is_due(now));
         let (release, request) = (release.map(|(&at, _)| at), request.map(|(&id, _)| id));
         // Heartbeats go first. After two of them something else has its turn.
         let is_others_turn = self.beats >= MOST_BEATS && (release.is_some() || request.is_some());
         if let Some(beat) = beat.filter(|_| !is_others_turn) {
             let along = self.along(beat);
             self.beats += 1;
-            self.keep(along, Place::Shared);
+            self.keep(&along, Place::Shared);
             return;
         }
         self.beats = 0;
@@ -733,44 +714,45 @@ impl LeaseStates {
 
     /// The leases that are renewed with this one: those that are due soon, the earliest first.
     fn along(&self, first: &Lease) -> Vec<Id> {
-        // The error of a row that is confirmed is its caller's.
-        let by_itself = |l: &Lease| l.table.is_some() && l.state == State::Confirming;
-        if by_itself(first) {
+        if first.is_alone() {
             return vec![first.id];
         }
         let is_like = |l: &&Lease| {
-            let is_due = self.is_beat_due(l, self.now + l.ttl / 6);
-            is_due && l.table == first.table && !by_itself(l)
+            let is_due = self.is_beat_due(l, self.now + l.ask.ttl / 6);
+            is_due && l.ask.table == first.ask.table && !l.is_alone()
         };
         let mut due: Vec<_> = self.leases.values().filter(is_like).collect();
         due.sort_by_key(|l| l.beat_at);
-        let count = fitting(MOST_PAIRS, due.iter().map(|l| l.names.len()));
+        let count = fitting(MOST_PAIRS, due.iter().map(|l| l.ask.names.len()));
         due[..count].iter().map(|l| l.id).collect()
     }
 
-    fn keep(&mut self, ids: Vec<Id>, place: Place) {
-        let is_of_rows = self.leases[&ids[0]].table.is_some();
-        let verb = if is_of_rows { Verb::KeepRow } else { Verb::Keep };
+    fn keep(&mut self, ids: &[Id], place: Place) {
         let limit = self.limit(NEVER).min(self.longest_beat);
-        let mut call = Call { verb, limit, ..Call::default() };
-        let mut about = Vec::new();
+        let (mut names, mut tokens, mut ttls) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut leases, mut table) = (Vec::new(), None);
         for id in ids {
-            let Some(l) = self.leases.get_mut(&id) else { continue };
+            let Some(l) = self.leases.get_mut(id) else { continue };
             l.is_calling = true;
-            about.push((id, l.names.len()));
-            call.table.clone_from(&l.table);
-            call.acquire = Some(id).filter(|_| is_of_rows && l.state == State::Confirming);
-            call.names.extend(l.names.iter().cloned());
-            call.tokens.extend(l.names.iter().map(|_| l.token));
-            call.ttls.extend(l.names.iter().map(|_| l.ttl));
+            leases.push((*id, l.ask.names.len()));
+            table.clone_from(&l.ask.table);
+            names.extend(l.ask.names.iter().cloned());
+            tokens.resize(names.len(), l.token);
+            ttls.resize(names.len(), l.ask.ttl);
         }
-        self.start(place, About::Leases(about), call);
+        self.start(place, limit, (names, tokens), About::Leases { leases, ttls, table });
     }
 
     /// Sends a call, over the connection of that place, which is opened if there is none.
-    fn start(&mut self, place: Place, about: About, mut call: Call) {
+    fn start(
+        &mut self,
+        place: Place,
+        limit: i64,
+        (names, tokens): (Vec<String>, Vec<i64>),
+        about: About,
+    ) {
         self.last_call += 1;
-        let (number, limit, verb) = (self.last_call, call.limit, call.verb);
+        let number = self.last_call;
         let (on, sent, until) = match self.on(place) {
             Some(on) => (on, Some(self.now), self.now + limit),
             None => {
@@ -783,17 +765,18 @@ impl LeaseStates {
         if place == Place::Shared {
             self.calling = Some(number);
         }
-        self.calls.insert(number, Pending { about, verb, on, sent, until, limit });
-        if sent.is_some() {
+        let opens = sent.is_none();
+        let call = Arc::new(Call { number, on, opens, limit, names, tokens, about });
+        self.calls.insert(number, Pending { call: call.clone(), sent, until });
+        if !opens {
             self.is_sent(number);
         }
-        (call.number, call.on, call.opens) = (number, on, sent.is_none());
         self.effects.push(Effect::Call(call));
     }
 
     /// A third of the smallest ttl of all that are held, and of what is asked for.
     fn limit(&self, ttl: i64) -> i64 {
-        let ttls = self.leases.values().filter(|l| l.lives()).map(|l| l.ttl);
+        let ttls = self.leases.values().filter(|l| l.lives()).map(|l| l.ask.ttl);
         (ttls.fold(ttl, i64::min) / 3).min(LONGEST_CALL)
     }
 
@@ -811,19 +794,23 @@ impl LeaseStates {
     }
 
     /// Takes a call that has ended out of the calls.
-    fn over(&mut self, number: u64) -> Option<Pending> {
-        let call = self.calls.remove(&number)?;
+    fn end_call(&mut self, number: u64) -> Option<Pending> {
+        let ended = self.calls.remove(&number)?;
         self.calling.take_if(|calling| *calling == number);
-        match &call.about {
-            About::Acquire(id) => each(&mut self.requests, [*id], |r| r.is_asking = false),
-            About::Leases(leases) => {
+        match &ended.call.about {
+            About::Acquire { id, .. } => each(&mut self.requests, [*id], |r| r.is_asking = false),
+            About::Leases { leases, .. } => {
                 let ids = leases.iter().map(|(id, _)| *id);
                 each(&mut self.leases, ids, |l| l.is_calling = false);
             }
-            About::Release(of) => each(&mut self.releases, [*of], |one| one.is_calling = false),
-            About::Undo(of) => each(&mut self.undos, [*of], |one| one.is_calling = false),
+            About::Release { number, .. } => {
+                each(&mut self.releases, [*number], |one| one.is_calling = false);
+            }
+            About::Undo { number, .. } => {
+                each(&mut self.undos, [*number], |one| one.is_calling = false);
+            }
         }
-        Some(call)
+        Some(ended)
     }
 
     // Connections
@@ -833,33 +820,11 @@ impl LeaseStates {
         all.find(|(_, one)| one.place == Some(place)).map(|(&number, _)| number)
     }
 
-    fn call_failed(&mut self, number: u64, code: &str, is_broken: bool) {
-        let Some(call) = self.over(number) else { return };
-        let is_opening = call.sent.is_none();
-        let code = if is_opening && code == "no answer" { "connect" } else { code };
-        if let Some(connection) = self.connections.get_mut(&call.on) {
-            connection.errors += u32::from(!is_locked(code));
-            let is_leaving = connection.place.is_none();
-            // After a second error in a row another connection is tried.
-            let is_of_no_use = is_opening || is_broken || code == "panicked";
-            if is_of_no_use || is_of_connection(code) || connection.errors > 1 || is_leaving {
-                self.effects.push(Effect::Cut(call.on));
-                self.forget(call.on);
-            }
-        }
-        match call.about {
-            About::Acquire(id) => self.acquire_failed(id, &call, code),
-            About::Leases(ref leases) => self.keep_failed(leases, call.verb, code, is_opening),
-            About::Release(number) => self.release_failed(number, code, is_opening),
-            About::Undo(number) => self.undo_failed(number, code),
-        }
-    }
-
     /// Forgets a connection, which has ended. A session lease ends with its connection.
     fn forget(&mut self, on: u64) {
         let connection = self.connections.remove(&on);
         if let Some(Place::Lease(id)) = connection.and_then(|connection| connection.place)
-            && self.leases.get(&id).is_some_and(|l| l.is_session && l.lives())
+            && self.leases.get(&id).is_some_and(|l| l.ask.is_session && l.lives())
         {
             self.lose(id, Reason::Session, Vec::new());
         }
@@ -868,7 +833,7 @@ impl LeaseStates {
     /// Ends a connection that nobody needs any more, after the call on it.
     fn hang_up(&mut self, place: Place) {
         let Some(on) = self.on(place) else { return };
-        if self.calls.values().any(|call| call.on == on) {
+        if self.calls.values().any(|one| one.call.on == on) {
             self.connections.insert(on, Connection { place: None, errors: 0 });
         } else {
             self.connections.remove(&on);
@@ -900,23 +865,18 @@ impl LeaseStates {
 
     // Renewals
 
-    fn kept(&mut self, leases: &[(Id, usize)], outcomes: &[Outcome], sent: i64) {
-        let mut rest = outcomes;
-        let mut answers = Vec::new();
-        for (id, count) in leases {
-            let (mine, others) = rest.split_at(*count);
-            answers.push((*id, mine));
-            rest = others;
-        }
-        let got_on = answers.iter().any(|(_, of)| of.iter().all(|one| one.is == "kept"));
-        for (id, of) in answers {
+    fn kept(&mut self, leases: &[(Id, usize)], mut outcomes: &[Outcome], sent: i64) {
+        let parts = leases.iter().map(|(id, count)| Some((*id, outcomes.split_off(..*count)?)));
+        let parts: Vec<_> = parts.flatten().collect();
+        let got_on = parts.iter().any(|(_, of)| of.iter().all(|one| one.is == "kept"));
+        for (id, of) in parts {
             self.renewal(id, of, sent, got_on);
         }
     }
 
     /// Takes the outcomes of the names of a lease.
     fn renewal(&mut self, id: Id, of: &[Outcome], sent: i64, got_on: bool) {
-        let (now, pause) = (self.now, self.leases.get(&id).map_or(0, |l| self.pause(l.ttl)));
+        let (now, pause) = (self.now, self.leases.get(&id).map_or(0, |l| self.pause(l.ask.ttl)));
         let Some(l) = self.leases.get_mut(&id).filter(|l| l.lives()) else { return };
         l.is_answered = true;
         let count = |is: &str| of.iter().filter(|one| one.is == is).count();
@@ -929,24 +889,20 @@ impl LeaseStates {
             if l.is_ending && gone == of.len() {
                 return self.released(id);
             }
-            let is_left = |one: &Outcome| of.len() > 1 && matches!(&*one.is, "kept" | "later");
-            let rest = l.names.iter().zip(of).filter(|(_, one)| is_left(one));
+            let is_left = |one: &Outcome| matches!(&*one.is, "kept" | "later");
+            let rest = l.ask.names.iter().zip(of).filter(|(_, one)| is_left(one));
             let rest = rest.map(|(name, _)| name.clone()).collect();
-            let is_denied = |one: &Outcome| one.is == "refused" && one.code == "42501";
-            l.is_other_role = gone == 0 && l.table.is_none() && of.iter().any(is_denied);
+            let is_denied = |one: &Outcome| one.code == "42501";
+            l.is_other_role = gone == 0 && l.ask.table.is_none() && of.iter().any(is_denied);
             self.lose(id, if gone > 0 { Reason::Gone } else { Reason::Refused }, rest);
         } else if count("kept") == of.len() {
             let remaining = of.iter().map(|one| one.remaining.unwrap_or(0)).min().unwrap_or(0);
             self.renewed(id, sent, remaining, again.unwrap_or(NEVER));
         } else {
-            l.shake();
-            let least = l.least(l.deadline - now);
-            l.beat_at = now
-                + match again {
-                    Some(0) if got_on => 0,
-                    None | Some(0) => pause.max(least),
-                    Some(again) => again.max(least),
-                };
+            let again = again.filter(|again| *again > 0 || got_on).unwrap_or(pause);
+            // Out of locks: at once, in another transaction, as long as that helps.
+            let least = if again == 0 { 0 } else { l.least(l.deadline - now) };
+            l.beat_at = now + again.max(least);
         }
     }
 
@@ -958,48 +914,44 @@ impl LeaseStates {
         if deadline <= now {
             return;
         }
-        let was = l.state;
-        (l.deadline, l.state, l.is_ending) = (deadline, State::Held, false);
-        if was == State::Confirming {
-            if !l.is_session {
+        (l.deadline, l.is_ending) = (deadline, false);
+        if l.holds() {
+            self.effects.push(l.event(now, EventKind::Renewed));
+        } else {
+            if !l.ask.is_session {
                 self.hang_up(Place::Lease(id));
             }
             self.acquired(id);
-            self.settle(id);
-        } else {
-            self.effects.push(l.event(now, EventKind::Renewed));
+            self.finish(id, None, None);
         }
     }
 
-    fn keep_failed(&mut self, leases: &[(Id, usize)], verb: Verb, code: &str, is_opening: bool) {
-        let ids: Vec<_> = leases.iter().map(|(id, _)| *id).collect();
-        let ids: Vec<_> = ids.into_iter().filter(|id| self.leases.contains_key(id)).collect();
+    fn keep_failed(&mut self, leases: &[(Id, usize)], code: &str, is_opening: bool) {
+        let now = self.now;
+        let lives = |id: &Id| self.leases.get(id).is_some_and(Lease::lives);
+        let ids: Vec<_> = leases.iter().map(|(id, _)| *id).filter(lives).collect();
         let is_of_connection = is_opening || is_of_connection(code) || code == "panicked";
         let is_refused = !is_of_connection && matches!(code, "42501" | "42883" | "3F000");
         // What confirms a row may be wrong in itself: a name, or a value of the key.
-        let is_unconfirmed = |id| self.leases[id].state == State::Confirming;
-        let is_wrong = verb == Verb::KeepRow && ids.iter().any(is_unconfirmed) && !passes(code);
-        let reason = (is_refused || is_wrong).then_some(Reason::Refused);
-        let smallest = ids.iter().map(|id| self.leases[id].ttl).min().unwrap_or(NEVER);
-        let mut again = self.now + self.pause(smallest);
-        let lives = ids.iter().any(|id| self.leases[id].lives());
+        let is_wrong = !passes(code) && ids.iter().any(|id| self.leases[id].is_alone());
+        let is_over = is_refused || is_wrong;
+        let smallest = ids.iter().map(|id| self.leases[id].ask.ttl).min().unwrap_or(NEVER);
+        let mut again = now + self.pause(smallest);
         if code == "unsent" {
-            again = self.now;
+            again = now;
         } else if code == "panicked" {
             self.died();
-        } else if reason.is_none() && !self.is_out && lives {
+        } else if !is_over && !self.is_out && !ids.is_empty() {
             self.effects.push(Effect::NotRenewed(code.to_owned()));
             self.is_out = true;
             if self::is_of_connection(code) {
-                again = self.now;
+                again = now;
             }
         }
-        for id in ids {
-            let Some(l) = self.leases.get_mut(&id).filter(|l| l.lives()) else { continue };
-            l.beat_at = again;
-            l.shake();
-            if let Some(reason) = reason.filter(|_| l.resting == 0) {
-                self.lose(id, reason, Vec::new());
+        each(&mut self.leases, ids.iter().copied(), |l| l.beat_at = again);
+        for id in ids.into_iter().filter(|_| is_over) {
+            if self.leases.get(&id).is_some_and(|l| l.lives() && l.resting == 0) {
+                self.lose(id, Reason::Refused, Vec::new());
             }
         }
     }
@@ -1010,47 +962,46 @@ impl LeaseStates {
         let (of_all, now) = (self.limit(NEVER), self.now);
         let Some(r) = self.requests.get_mut(&id) else { return };
         r.is_asking = true;
+        let (is_own, own) = (r.ask.is_own(), own_limit(r.ask.ttl));
         // A longer portion would hold back vacuum.
-        let is_waiting = r.is_own() && r.is_one();
+        let is_waiting = is_own && r.ask.is_one();
         let wait = if is_waiting { (r.until - now).clamp(0, PORTION) } else { 0 };
-        let own = own_limit(r.ask.ttl);
-        let limit = wait + if r.is_own() { own } else { own.min(of_all) };
-        let place = if r.is_own() { Place::Request(id) } else { Place::Shared };
-        let call = Call {
-            verb: Verb::Acquire,
-            acquire: Some(id),
-            names: r.ask.names.clone(),
-            holder: r.holder(),
-            reclaims: r.ask.reclaims || r.doubt.is_some() && r.reclaims(),
-            wait,
-            limit,
-            ..Call::default()
-        };
-        self.start(place, About::Acquire(id), call);
+        let limit = wait + if is_own { own } else { own.min(of_all) };
+        let place = if is_own { Place::Request(id) } else { Place::Shared };
+        let reclaims = r.ask.reclaims || r.doubt.is_some() && r.ask.may_reclaim();
+        let (names, holder) = (r.ask.names.clone(), r.holder());
+        let about = About::Acquire { id, ask: r.ask.clone(), holder, reclaims, wait };
+        self.start(place, limit, (names, Vec::new()), about);
     }
 
-    fn granted(&mut self, id: Id, token: i64, sent: i64, table: Option<Arc<RowTable>>) {
+    fn acquire_answered(&mut self, id: Id, answer: Answer, sent: i64) {
+        each(&mut self.requests, [id], |r| r.is_out = false);
+        match answer {
+            Answer::Granted(token) => {
+                self.granted(id, token, sent);
+                self.leave(id);
+            }
+            Answer::Taken { holder, remaining, state } => {
+                self.taken(id, sent, holder, remaining, &state);
+            }
+            _ => unreachable!("a call is answered by its own rows"),
+        }
+    }
+
+    fn granted(&mut self, id: Id, token: i64, sent: i64) {
         let now = self.now;
         let Some(r) = self.requests.get_mut(&id) else { return };
         (r.doubt, r.is_granted) = (None, true);
-        let (is_over, ttl, is_session) = (r.is_over, r.ask.ttl, r.ask.is_session);
-        let lease = Lease {
-            id,
-            names: r.ask.names.clone(),
-            token,
-            ttl,
-            is_session,
-            table,
-            deadline: now + ttl,
-            beat_at: now,
-            longest: r.ask.at_most,
-            at_most: NEVER,
-            is_answered: true,
-            ..Lease::default()
-        };
-        self.leases.insert(id, lease);
+        let (is_over, ask) = (r.is_over, r.ask.clone());
+        let (ttl, is_session) = (ask.ttl, ask.is_session);
         let first_beat = sent + ttl / i64::from(BEATS_PER_TTL);
         let is_believed = now < first_beat;
+        let (deadline, beat_at) =
+            if is_believed { (sent + window(ttl), first_beat) } else { (now + ttl, now) };
+        let (at_most, is_answered) = (NEVER, true);
+        let more = Lease::default();
+        self.leases
+            .insert(id, Lease { id, ask, token, deadline, beat_at, at_most, is_answered, ..more });
         if is_session || !is_over && !is_believed {
             // The server counts from a later moment: a renewal confirms the lease, over the same
             // connection.
@@ -1058,25 +1009,18 @@ impl LeaseStates {
         }
         if is_over {
             self.give_back(id, false);
-        } else if is_believed && let Some(l) = self.leases.get_mut(&id) {
-            (l.state, l.deadline, l.beat_at) = (State::Held, sent + window(ttl), first_beat);
+        } else if is_believed {
             self.acquired(id);
+            self.finish(id, None, None);
         }
     }
 
     /// Tells that the lease is held from now on.
     fn acquired(&mut self, id: Id) {
         let Some(l) = self.leases.get_mut(&id) else { return };
-        l.is_told = true;
-        l.at_most = l.longest.map_or(NEVER, |longest| self.now + longest);
+        l.state = State::Held;
+        l.at_most = l.ask.at_most.map_or(NEVER, |longest| self.now + longest);
         self.effects.push(l.event(self.now, EventKind::Acquired));
-    }
-
-    /// Answers an acquire when it is known whether its lease is held.
-    fn settle(&mut self, id: Id) {
-        if self.leases.get(&id).is_some_and(Lease::holds) {
-            self.finish(id, None, None);
-        }
     }
 
     fn taken(&mut self, id: Id, sent: i64, holder: String, remaining: i64, state: &str) {
@@ -1092,7 +1036,7 @@ impl LeaseStates {
             self.undo_doubt(id);
             self.leave(id);
         } else if now < until {
-            let is_portion = r.is_own() && r.is_one() && own.is_none();
+            let is_portion = r.ask.is_own() && r.ask.is_one() && own.is_none();
             r.at = if is_portion { (sent + AFTER_PORTION).max(now) } else { now + TRY_AGAIN };
             r.at = r.at.min(until);
         } else if own.is_some() {
@@ -1132,7 +1076,7 @@ impl LeaseStates {
         }
     }
 
-    fn acquire_failed(&mut self, id: Id, call: &Pending, code: &str) {
+    fn acquire_failed(&mut self, id: Id, sent: Option<i64>, limit: i64, code: &str) {
         let now = self.now;
         let patience = self.requests.get(&id).map_or(0, |r| self.patience(r.ask.ttl));
         let Some(r) = self.requests.get_mut(&id) else { return };
@@ -1140,8 +1084,8 @@ impl LeaseStates {
             r.at = now;
             return self.leave(id);
         }
-        if let Some(sent) = call.sent.filter(|_| is_doubtful(code) && !r.ask.is_session) {
-            r.doubt.get_or_insert(Doubt { sent, until: sent + call.limit });
+        if let Some(sent) = sent.filter(|_| is_doubtful(code) && !r.ask.is_session) {
+            r.doubt.get_or_insert(Doubt { sent, until: sent + limit });
         }
         if r.is_over {
             self.undo_doubt(id);
@@ -1153,7 +1097,7 @@ impl LeaseStates {
             (until, longest) = (until.max(r.begun + patience), TRY_AGAIN);
         }
         let may_pass = is_conflict(code) || is_of_connection(code);
-        let (is_doubt, reclaims) = (r.doubt.is_some(), r.reclaims());
+        let (is_doubt, reclaims) = (r.doubt.is_some(), r.ask.may_reclaim());
         let is_stuck = is_doubt && r.ask.is_named && !r.ask.reclaims;
         let pause = spread(growing(r.tries, longest), self.spread).min((until - now).max(1));
         r.at = now;
@@ -1163,7 +1107,7 @@ impl LeaseStates {
         if !may_pass || is_stuck || now >= until {
             let is_state = code.len() == 5 && code.to_uppercase() == code;
             let sqlstate = is_state.then(|| code.to_owned());
-            self.finish(id, Some(denial(code, call.sent.is_none() && !is_doubt)), sqlstate);
+            self.finish(id, Some(denial(code, sent.is_none() && !is_doubt)), sqlstate);
             return;
         }
         if !is_conflict(code) {
@@ -1193,29 +1137,19 @@ impl LeaseStates {
         if r.ask.is_named || self.is_done {
             return None;
         }
-        let doubt = r.doubt.take()?;
-        let undo = Undo {
-            names: r.ask.names.clone(),
-            holder: r.holder(),
-            ttl: r.ask.ttl,
-            at: self.now,
-            until: doubt.until,
-            gives_up_at: doubt.sent + r.ask.ttl,
-            tries: 0,
-            is_calling: false,
-        };
+        let (doubt, ask, holder) = (r.doubt.take()?, r.ask.clone(), r.holder());
+        let (at, tries, is_calling) = (self.now, 0, false);
         self.last_number += 1;
-        self.undos.insert(self.last_number, undo);
+        self.undos.insert(self.last_number, Undo { ask, holder, doubt, at, tries, is_calling });
         Some(self.last_number)
     }
 
     fn send_undo(&mut self, number: u64) {
         let Some(undo) = self.undos.get_mut(&number) else { return };
         undo.is_calling = true;
-        let (names, holder) = (undo.names.clone(), undo.holder.clone());
-        let limit = own_limit(undo.ttl);
-        let call = Call { verb: Verb::Undo, names, holder, limit, ..Call::default() };
-        self.start(Place::Undo(number), About::Undo(number), call);
+        let (names, holder) = (undo.ask.names.clone(), undo.holder.clone());
+        let (limit, about) = (own_limit(undo.ask.ttl), About::Undo { number, holder });
+        self.start(Place::Undo(number), limit, (names, Vec::new()), about);
     }
 
     fn undone(&mut self, number: u64, released: i64) {
@@ -1227,11 +1161,11 @@ impl LeaseStates {
         }
         let Some(undo) = self.undos.get_mut(&number) else { return };
         undo.tries += 1;
-        if released > 0 || now >= undo.until {
+        if released > 0 || now >= undo.doubt.until {
             self.end_undo(number);
         } else {
             // The call that it is about may still come.
-            undo.at = (now + TRY_AGAIN).min(undo.until);
+            undo.at = (now + TRY_AGAIN).min(undo.doubt.until);
         }
     }
 
@@ -1241,7 +1175,7 @@ impl LeaseStates {
         let pause = spread(growing(undo.tries, LONGEST_PAUSE), self.spread);
         undo.at = self.now + if code == "unsent" { 0 } else { pause };
         let may_pass = is_of_connection(code) || is_locked(code) || code == "panicked";
-        if !may_pass || undo.at >= undo.gives_up_at {
+        if !may_pass || undo.at >= undo.doubt.sent + undo.ask.ttl {
             self.end_undo(number);
         }
     }
@@ -1255,9 +1189,9 @@ impl LeaseStates {
 
     fn give_back(&mut self, id: Id, is_in_doubt: bool) {
         let Some(l) = self.leases.get(&id) else { return };
-        let (until, is_session) = (self.now + self.patience(l.ttl), l.is_session);
+        let (until, is_session) = (self.now + self.patience(l.ask.ttl), l.ask.is_session);
         let is_in_doubt = is_in_doubt || l.is_ending || l.rests();
-        let is_alone = is_in_doubt || l.table.is_some();
+        let is_alone = is_in_doubt || l.ask.table.is_some();
         if !is_session {
             self.hang_up(Place::Lease(id));
         }
@@ -1280,7 +1214,7 @@ impl LeaseStates {
             let due = keys(&self.releases, due);
             let sizes = due
                 .iter()
-                .map(|number| self.releases[number].leases.iter().map(|l| l.names.len()).sum());
+                .map(|number| self.releases[number].leases.iter().map(|l| l.ask.names.len()).sum());
             let count = fitting(MOST_RELEASED, sizes);
             for other in &due[1..count] {
                 let Some(mut other) = self.releases.remove(other) else { continue };
@@ -1293,24 +1227,23 @@ impl LeaseStates {
         let (of_all, place) = (self.limit(NEVER), self.place_of_release(number));
         let Some(release) = self.releases.get_mut(&number) else { return };
         release.is_calling = true;
-        let smallest = release.leases.iter().map(|l| l.ttl).min().unwrap_or(NEVER);
-        let limit = of_all.min(own_limit(smallest));
-        let table = release.leases[0].table.clone();
-        let mut call = Call { verb: Verb::Release, limit, table, ..Call::default() };
+        let smallest = release.leases.iter().map(|l| l.ask.ttl).min().unwrap_or(NEVER);
+        let (limit, table) = (of_all.min(own_limit(smallest)), release.leases[0].ask.table.clone());
+        let (mut names, mut tokens) = (Vec::new(), Vec::new());
         for l in &release.leases {
-            call.names.extend(l.to_release().iter().cloned());
-            call.tokens.extend(l.to_release().iter().map(|_| l.token));
+            names.extend(l.to_release().iter().cloned());
+            tokens.resize(names.len(), l.token);
         }
-        self.start(place, About::Release(number), call);
+        self.start(place, limit, (names, tokens), About::Release { number, table });
     }
 
     /// The connection of a session lease serves if there is no shared one.
     fn place_of_release(&self, number: u64) -> Place {
         let own = match &self.releases[&number].leases[..] {
-            [l] if l.is_session => Place::Lease(l.id),
+            [l] if l.ask.is_session => Place::Lease(l.id),
             _ => return Place::Shared,
         };
-        let is_idle = |on| self.calls.values().all(|call| call.on != on);
+        let is_idle = |on| self.calls.values().all(|one| one.call.on != on);
         let serves = self.on(Place::Shared).is_none() && self.on(own).is_some_and(is_idle);
         if serves { own } else { Place::Shared }
     }
@@ -1320,9 +1253,9 @@ impl LeaseStates {
         let mut is = is.iter();
         for l in release.leases {
             let gone = is.by_ref().take(l.to_release().len()).filter(|is| !**is).count();
-            let has_session = !l.is_session || self.on(Place::Lease(l.id)).is_some();
-            let is_known = !release.is_in_doubt && l.table.is_none() && self.now < l.deadline;
-            if l.lives() && gone > 0 && is_known && has_session && l.is_told {
+            let has_session = !l.ask.is_session || self.on(Place::Lease(l.id)).is_some();
+            let is_known = !release.is_in_doubt && l.ask.table.is_none() && self.now < l.deadline;
+            if l.holds() && gone > 0 && is_known && has_session {
                 self.count_loss(Reason::Gone);
                 self.effects.push(l.event(self.now, EventKind::Lost(Reason::Gone)));
                 self.hang_up(Place::Lease(l.id));
@@ -1365,9 +1298,9 @@ impl LeaseStates {
 
     fn lose(&mut self, id: Id, reason: Reason, rest: Vec<String>) {
         let Some(l) = self.leases.get_mut(&id) else { return };
-        let has_rest = !rest.is_empty();
-        (l.state, l.reason, l.rest) = (State::Lost, Some(reason), rest);
-        if l.is_told {
+        let (was_held, has_rest) = (l.holds(), !rest.is_empty());
+        (l.state, l.rest) = (State::Lost(reason), rest);
+        if was_held {
             let event = l.event(self.now, EventKind::Lost(reason));
             self.effects.push(event);
             return self.count_loss(reason);
@@ -1397,7 +1330,7 @@ impl LeaseStates {
 
     fn given_back(&mut self, l: &Lease, confirmed: bool) {
         self.hang_up(Place::Lease(l.id));
-        if l.is_told && l.lives() {
+        if l.holds() {
             self.effects.push(l.event(self.now, EventKind::Released { confirmed }));
         }
     }

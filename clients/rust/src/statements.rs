@@ -1,11 +1,12 @@
 //! What a caller asks for, and the statements that ask it of the server.
 
 use crate::errors::Error;
-use crate::lease_state::{Ask, Call, NEVER};
+use crate::lease_state::{About, Answer, Ask, Call, Id, NEVER, Outcome};
 use serde_json::{Value, json};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
+use tokio_postgres::Row;
 use tokio_postgres::types::{ToSql, Type};
 
 /// A statement and its arguments. Their types are said, so that nothing is prepared: poolers do not
@@ -19,7 +20,7 @@ macro_rules! statement {
 }
 
 /// A shorter ttl leaves no time for a renewal.
-const SHORTEST: Duration = Duration::from_millis(100);
+const SHORTEST: i64 = 100;
 
 /// One name, or several: whatever is taken where a lease is asked for.
 #[derive(Debug, Clone)]
@@ -44,64 +45,58 @@ names! {
     (N: Into<String> + Clone) &[N]: names => names.iter().cloned().map(Into::into).collect();
 }
 
-/// How a lease is asked for.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Options {
-    pub names: Vec<String>,
-    pub ttl: Duration,
-    pub wait: Duration,
-    pub holder: Option<String>,
-    pub metadata: Option<Value>,
-    pub shared: bool,
-    pub slots: i32,
-    pub reclaim: bool,
-    pub session: bool,
-    pub at_most: Option<Duration>,
-    /// The lease is a row, which has that token, and whose key is the name.
-    pub row: Option<i64>,
-    pub table: RowTable,
-}
-
-impl Options {
-    pub fn new(names: Vec<String>) -> Options {
-        let ttl = Duration::from_secs(30);
-        Options { names, ttl, slots: 1, ..Options::default() }
+impl Ask {
+    pub fn new(names: Vec<String>) -> Ask {
+        Ask { names, ttl: 30_000, slots: 1, ..Ask::default() }
     }
 
     /// The names that the lease is told by.
     pub fn told(&self) -> Vec<String> {
-        let table = self.row.map(|_| self.table.name.clone());
-        table.into_iter().chain(self.names.clone()).collect()
+        let table = self.table.iter().map(|table| table.name.clone());
+        table.chain(self.names.clone()).collect()
     }
 
-    /// Refuses what makes no sense, and says what is asked of the machine.
-    pub fn checked(&self) -> Result<Ask, Error> {
-        let is_plain = !self.shared && self.slots == 1 && !self.reclaim;
-        let is_bare = is_plain && !self.session && self.holder.is_none() && self.metadata.is_none();
-        if self.row.is_some() && !(is_bare && self.wait.is_zero()) {
+    /// Refuses what makes no sense, and names the holder, unless the caller has.
+    pub fn checked(mut self) -> Result<Ask, Error> {
+        let is_plain = !self.is_shared && self.slots == 1 && !self.reclaims;
+        let is_bare = is_plain && !self.is_session && !self.is_named && self.metadata.is_none();
+        if self.table.is_some() && !(is_bare && self.wait == 0) {
             return Err(Error::Invalid("a row takes no options but ttl, at_most and columns"));
         }
-        if self.row.is_none() && self.names.len() > 1 && !is_plain {
+        if self.names.len() > 1 && !is_plain {
             let exclusive = "several names at once are exclusive: no shared, slots or reclaim";
             return Err(Error::Invalid(exclusive));
         }
         if self.ttl < SHORTEST {
             return Err(Error::Invalid("ttl is 100 ms or more, for it is renewed meanwhile"));
         }
-        if self.at_most.is_some_and(|span| span < Duration::from_millis(1)) {
+        if self.at_most == Some(0) {
             return Err(Error::Invalid("at_most is 1 ms or more"));
         }
-        Ok(Ask {
-            names: self.names.clone(),
-            ttl: millis(self.ttl),
-            wait: millis(self.wait),
-            holder: self.holder.clone().unwrap_or_else(unique_holder),
-            is_named: self.holder.is_some(),
-            reclaims: self.reclaim,
-            is_session: self.session,
-            is_shared: self.shared || self.slots > 1,
-            at_most: self.at_most.map(millis),
-        })
+        if !self.is_named {
+            self.holder = unique_holder();
+        }
+        Ok(self)
+    }
+}
+
+impl Call {
+    /// The acquire that it is for, also where it may confirm a row.
+    pub fn acquire(&self) -> Option<Id> {
+        match &self.about {
+            About::Acquire { id, .. } => Some(*id),
+            About::Leases { leases, table: Some(_), .. } => leases.first().map(|(id, _)| *id),
+            _ => None,
+        }
+    }
+
+    pub fn table(&self) -> Option<&str> {
+        match &self.about {
+            About::Leases { table, .. } | About::Release { table, .. } => {
+                table.as_ref().map(|table| &*table.name)
+            }
+            _ => None,
+        }
     }
 }
 
@@ -137,12 +132,25 @@ pub(crate) fn holder_of_process() -> String {
     holder.1.clone()
 }
 
+/// The statement of a call.
+pub(crate) fn of(schema: &str, call: &Call) -> Statement {
+    match &call.about {
+        About::Acquire { ask, holder, reclaims, wait, .. } => {
+            acquire(schema, ask, holder.clone(), *reclaims, *wait)
+        }
+        About::Leases { table: Some(table), ttls, .. } => table.keep(schema, call, ttls),
+        About::Leases { .. } => keep(schema, call),
+        About::Release { table: Some(table), .. } => table.release(schema, call),
+        About::Release { .. } => release(schema, call),
+        About::Undo { holder, .. } => undo(schema, call, holder.clone()),
+    }
+}
+
 /// One try, or a portion of a wait, which ends before the limits that the role has for statements
 /// and locks.
-pub(crate) fn acquire(schema: &str, call: &Call, options: &Options) -> Statement {
-    let Options { metadata, shared, slots, session, ttl, .. } = options.clone();
-    let (names, holder, ttl) = (call.names.clone(), call.holder.clone(), interval(millis(ttl)));
-    let metadata = metadata.as_ref().map(Value::to_string);
+fn acquire(schema: &str, ask: &Ask, holder: String, reclaims: bool, wait: i64) -> Statement {
+    let Ask { names, metadata, is_shared, slots, is_session, ttl, .. } = ask.clone();
+    let (ttl, metadata) = (interval(ttl), metadata.as_ref().map(Value::to_string));
     let taken = format!(
         "AS granted LEFT JOIN LATERAL (
             SELECT i.holder, extract(epoch FROM i.remaining)::float8, i.state
@@ -157,7 +165,7 @@ pub(crate) fn acquire(schema: &str, call: &Call, options: &Options) -> Statement
                 $1::text[], $2::text, $3::interval, $4::jsonb, $5::boolean) {taken}"
         );
         return statement!(
-            sql, names => TEXT_ARRAY, holder => TEXT, ttl => TEXT, metadata => TEXT, session => BOOL
+            sql, names => TEXT_ARRAY, holder => TEXT, ttl => TEXT, metadata => TEXT, is_session => BOOL
         );
     }
     let sql = format!(
@@ -168,12 +176,12 @@ pub(crate) fn acquire(schema: &str, call: &Call, options: &Options) -> Statement
             $5::jsonb, $6::boolean, $7::integer, $8::boolean, $9::boolean) {taken}"
     );
     statement!(
-        sql, names => TEXT_ARRAY, holder => TEXT, ttl => TEXT, interval(call.wait) => TEXT,
-        metadata => TEXT, shared => BOOL, slots => INT4, call.reclaims => BOOL, session => BOOL
+        sql, names => TEXT_ARRAY, holder => TEXT, ttl => TEXT, interval(wait) => TEXT,
+        metadata => TEXT, is_shared => BOOL, slots => INT4, reclaims => BOOL, is_session => BOOL
     )
 }
 
-pub(crate) fn keep(schema: &str, call: &Call) -> Statement {
+fn keep(schema: &str, call: &Call) -> Statement {
     let sql = format!(
         "SELECT outcome, extract(epoch FROM remaining)::float8,
             extract(epoch FROM again_in)::float8, code
@@ -187,7 +195,7 @@ fn lock_timeout(call: &Call) -> String {
     (call.limit / 4).max(10).to_string()
 }
 
-pub(crate) fn release(schema: &str, call: &Call) -> Statement {
+fn release(schema: &str, call: &Call) -> Statement {
     let sql = format!(
         "SELECT {schema}lease_release(x.name, x.token) IS NOT NULL
         FROM set_config('lock_timeout', $3, true),
@@ -198,15 +206,58 @@ pub(crate) fn release(schema: &str, call: &Call) -> Statement {
 }
 
 /// Releases what a holder has of these names.
-pub(crate) fn undo(schema: &str, call: &Call) -> Statement {
+fn undo(schema: &str, call: &Call, holder: String) -> Statement {
     let sql = format!(
         "SELECT count({schema}lease_release(n.name, i.first_token))
         FROM set_config('lock_timeout', $3, true), unnest($1::text[]) AS n(name),
             {schema}lease_info(n.name) AS i
         WHERE i.holder = $2::text AND i.state = 'held'"
     );
-    let (names, holder) = (call.names.clone(), call.holder.clone());
-    statement!(sql, names => TEXT_ARRAY, holder => TEXT, lock_timeout(call) => TEXT)
+    statement!(sql, call.names.clone() => TEXT_ARRAY, holder => TEXT, lock_timeout(call) => TEXT)
+}
+
+/// Reads the rows of a call; None if they have another form than is known.
+pub(crate) fn read(call: &Call, rows: &[Row]) -> Option<Answer> {
+    match &call.about {
+        About::Acquire { .. } => {
+            let row = rows.first()?;
+            Some(match row.try_get::<_, Option<i64>>(0).ok()? {
+                Some(token) => Answer::Granted(token),
+                None => Answer::Taken {
+                    holder: row.try_get::<_, Option<String>>(1).ok()?.unwrap_or_default(),
+                    remaining: milliseconds(row, 2)?.unwrap_or(0),
+                    state: row.try_get::<_, Option<String>>(3).ok()?.unwrap_or_default(),
+                },
+            })
+        }
+        About::Leases { .. } => {
+            let outcome = |row: &Row| {
+                Some(Outcome {
+                    is: row.try_get(0).ok()?,
+                    remaining: milliseconds(row, 1)?,
+                    again_in: milliseconds(row, 2)?,
+                    code: row.try_get::<_, Option<String>>(3).ok()?.unwrap_or_default(),
+                })
+            };
+            Some(Answer::Kept(all(call, rows, outcome)?))
+        }
+        About::Release { .. } => {
+            Some(Answer::Released(all(call, rows, |row| row.try_get(0).ok())?))
+        }
+        About::Undo { .. } => Some(Answer::Undone(rows.first()?.try_get(0).ok()?)),
+    }
+}
+
+/// A row for each name of the call.
+fn all<T>(call: &Call, rows: &[Row], read: impl Fn(&Row) -> Option<T>) -> Option<Vec<T>> {
+    let all: Vec<T> = rows.iter().map(read).collect::<Option<_>>()?;
+    Some(all).filter(|all| all.len() == call.names.len())
+}
+
+/// A column with seconds, in milliseconds that are rounded down. The outer None: it is no number.
+fn milliseconds(row: &Row, at: usize) -> Option<Option<i64>> {
+    let seconds: Option<f64> = row.try_get(at).ok()?;
+    Some(seconds.map(|seconds| ((seconds.max(0.0) * 1000.0) as i64).min(NEVER)))
 }
 
 /// The process of the server, and when its transaction began, which no other one of it has.
@@ -229,7 +280,7 @@ pub(crate) fn counted(schema: &str, function: &str) -> String {
 }
 
 /// A table whose rows are leases of their own, as its user names it and its columns.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct RowTable {
     pub name: String,
     pub keys: Vec<String>,
@@ -237,15 +288,8 @@ pub(crate) struct RowTable {
     pub deadline: String,
 }
 
-impl Default for RowTable {
-    fn default() -> RowTable {
-        let (fence, deadline) = ("fence".to_owned(), "held_until".to_owned());
-        RowTable { name: String::new(), keys: Vec::new(), fence, deadline }
-    }
-}
-
 impl RowTable {
-    pub fn keep(&self, schema: &str, call: &Call) -> Statement {
+    fn keep(&self, schema: &str, call: &Call, ttls: &[i64]) -> Statement {
         let sql = format!(
             "SELECT outcome, extract(epoch FROM remaining)::float8,
                 extract(epoch FROM again_in)::float8, code
@@ -253,13 +297,13 @@ impl RowTable {
                 $3::text[]::jsonb[], $4::bigint[], $7::text[]::interval[], $5::name, $6::name)"
         );
         let mut statement = self.of_call(sql, call);
-        let ttls: Vec<_> = call.ttls.iter().copied().map(interval).collect();
+        let ttls: Vec<_> = ttls.iter().copied().map(interval).collect();
         statement.1.push((Box::new(ttls), Type::TEXT_ARRAY));
         statement
     }
 
     /// Gives rows up.
-    pub fn release(&self, schema: &str, call: &Call) -> Statement {
+    fn release(&self, schema: &str, call: &Call) -> Statement {
         let sql = format!(
             "SELECT {schema}lease_release_rows($1::text::regclass, $2::text[]::name[],
                 $3::text[]::jsonb[], $4::bigint[], $5::name, $6::name) IS NOT NULL

@@ -3,7 +3,7 @@
 use crate::connection::Connected;
 use crate::errors::{Error, Reason, Refused};
 use crate::heartbeat::{Grant, Heartbeat, Held, lock};
-use crate::lease_state::{Id, Input, Stage};
+use crate::lease_state::{Id, LeaseStates, Stage};
 use crate::statements::{Place, counted};
 use serde_json::{Value, json};
 use std::mem;
@@ -252,8 +252,8 @@ impl Under {
     fn touches(&mut self, begins: bool) {
         let is_changed = mem::replace(&mut self.is_touching, begins) != begins;
         for grant in self.grants.iter().filter(|grant| is_changed && grant.row.is_some()) {
-            let input = if begins { Input::Touches } else { Input::Ended };
-            self.heartbeat.input(input(grant.id));
+            let input = if begins { LeaseStates::touches } else { LeaseStates::ended };
+            self.heartbeat.input(|states| input(states, grant.id));
         }
     }
 

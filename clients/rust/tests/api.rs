@@ -201,6 +201,12 @@ async fn another_role_has_leases_and_statements_of_its_own() {
     assert!(told.contains("act as one role (options=-c role="), "{told}");
     assert!(!told.contains("fence_grant"), "{told}");
     drop(other);
+    let table =
+        "DROP TABLE IF EXISTS runs; CREATE TABLE runs (id int, fence bigint, held_until date)";
+    shop.sql(table).await;
+    let row = fence.keep_row("runs", &[("id", &7)], 1, SHORT).acquire().await;
+    let told = row.unwrap_err().to_string();
+    assert!(told.contains("need SELECT and UPDATE: permission denied for table runs"), "{told}");
     // The fence cannot cancel what hangs.
     let guard = lease.guard(&mut client).await.unwrap();
     assert_eq!(lost(guard.batch_execute("SELECT pg_sleep(4)").await), Reason::AtMost);
@@ -389,6 +395,13 @@ async fn a_row_is_a_lease() {
         assert_eq!(lost(keep(&token).acquire().await), Reason::Gone);
         let shared = keep(&token).shared().acquire().await;
         assert!(matches!(shared, Err(Error::Invalid(_))), "{shared:?}");
+        // What cannot be kept says why.
+        for (table, key, state) in
+            [("runs", "x", "22P02"), ("nowhere.runs", "1", "3F000"), ("rans", "1", "42P01")]
+        {
+            let wrong = shop.fence.keep_row(table, &[("id", &key), ("part", &"a")], 1, SHORT);
+            assert_eq!(wrong.acquire().await.unwrap_err().sqlstate().as_deref(), Some(state));
+        }
     }
 }
 

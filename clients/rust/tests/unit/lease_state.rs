@@ -27,23 +27,22 @@ fn the_vectors_hold() {
 
 #[test]
 fn a_program_gives_renewals_less_time() {
-    let mut states = LeaseStates::new(0);
-    states.longest_beat = 3_000;
+    let mut states = LeaseStates::new(0, 3_000);
     let ask = Ask { names: vec!["a".to_owned()], ttl: 15_000, ..Ask::default() };
-    states.step(0, Input::Acquire(1, ask));
-    states.step(0, Input::Sent(1));
-    states.step(10, Input::Answer(1, Answer::Granted(7)));
+    states.step(0, 0, |states| states.acquire(1, ask.into()));
+    states.step(0, 1, |states| states.sent(1));
+    states.step(10, 1, |states| states.answered(1, Answer::Granted(7)));
     let (mut now, mut calls) = (10, Vec::new());
     // The second one is sent at once, over another connection.
     while now < 15_000 && calls.len() < 2 {
         now = states.wake(now);
-        for effect in states.step(now, Input::Tick) {
+        for effect in states.step(now, 0, |_| {}) {
             if let Effect::Call(call) = effect {
-                calls.push((call.verb, call.limit));
+                calls.push((matches!(call.about, About::Leases { .. }), call.limit));
             }
         }
     }
-    assert_eq!(calls, [(Verb::Keep, 3_000); 2]);
+    assert_eq!(calls, [(true, 3_000); 2]);
 }
 
 /// A machine, and a leader, with the numbers of the keys that the vector names.
@@ -56,7 +55,7 @@ struct Player {
 impl Player {
     fn new(vector: &Value) -> Player {
         let spread = vector["spread"].as_i64().unwrap_or(0);
-        let (states, lead) = (LeaseStates::new(spread), LeadState::new(0, spread));
+        let (states, lead) = (LeaseStates::new(spread, LONGEST_CALL), LeadState::new(0, spread));
         Player { states, lead, ids: HashMap::new() }
     }
 
@@ -100,42 +99,57 @@ impl Player {
             "lead" => return self.leads(now, of),
             _ => {}
         }
-        let input = self.input(what, of);
-        let effects = self.states.step(now, input);
-        effects.iter().map(|effect| self.written(effect, of)).collect()
+        let (call, mut replied) = (of["call"].as_u64().unwrap_or(0), None);
+        let input = self.input(what, of, call);
+        let effects = self.states.step(now, call, |states| {
+            input(states);
+            if what == "check" {
+                replied = Some((states.effects.len(), states.over(self.ids[&text(&of["key"])])));
+            }
+        });
+        let mut written: Vec<_> = effects.iter().map(|effect| self.written(effect)).collect();
+        if let Some((at, over)) = replied {
+            let reply = json!({
+                "reply": of["key"], "error": over.map(|_| "LeaseLost"),
+                "reason": over.map(|(reason, _)| reason.to_string()),
+                "advice": over.and_then(|(_, is)| is.then_some("other role")),
+            });
+            written.insert(at, reply);
+        }
+        written
     }
 
-    fn input(&mut self, what: &str, of: &Value) -> Input {
-        let call = of["call"].as_u64().unwrap_or(0);
+    fn input(&mut self, what: &str, of: &Value, call: u64) -> Box<dyn FnOnce(&mut LeaseStates)> {
         assert!(call <= self.states.last_call, "call {call} was never sent: {of}");
-        let ask = |names| Ask {
-            names,
-            ttl: int(&of["ttl"]),
-            wait: int(&of["wait"]),
-            holder: text(&of["holder"]),
-            is_named: of["named"] == true,
-            reclaims: of["reclaim"] == true,
-            is_session: of["session"] == true,
-            is_shared: of["shared"] == true,
-            at_most: of["at_most"].as_i64(),
-        };
         let mut id = |key: &Value| {
             let next = self.ids.len() as Id + 1;
             *self.ids.entry(text(key)).or_insert(next)
         };
+        let (acquire, key) = (id(&of["id"]), id(&of["key"]));
+        let keys: Vec<_> = list(&of["keys"]).iter().map(id).collect();
         match what {
-            "acquire" => {
-                let names = all(&of["names"]).iter().map(text).collect();
-                Input::Acquire(id(&of["id"]), ask(names))
+            "acquire" | "keep_row" => {
+                let is_row = what == "keep_row";
+                let names = if is_row { vec![of["key"].clone()] } else { all(&of["names"]) };
+                let table = RowTable { name: text(&of["table"]), ..RowTable::default() };
+                let ask = Ask {
+                    names: names.iter().map(text).collect(),
+                    ttl: int(&of["ttl"]),
+                    wait: int(&of["wait"]),
+                    holder: text(&of["holder"]),
+                    is_named: of["named"] == true,
+                    reclaims: of["reclaim"] == true,
+                    is_session: of["session"] == true,
+                    is_shared: of["shared"] == true,
+                    at_most: of["at_most"].as_i64(),
+                    table: is_row.then_some(table),
+                    token: int(&of["token"]),
+                    ..Ask::default()
+                };
+                Box::new(move |states| states.acquire(acquire, ask.into()))
             }
-            "keep_row" => {
-                let table = RowTable { name: text(&of["table"]), ..RowTable::default() }.into();
-                let (id, ask) = (id(&of["id"]), ask(vec![text(&of["key"])]));
-                Input::KeepRow(id, ask, table, int(&of["token"]))
-            }
-            "give_up" => Input::GiveUp(id(&of["id"])),
-            "release" => Input::Release(id(&of["key"])),
-            "check" => Input::Check(id(&of["key"])),
+            "give_up" => Box::new(move |states| states.give_up(acquire)),
+            "release" => Box::new(move |states| states.release(key)),
             "last" => {
                 let stage = match of["stage"].as_str().expect("a stage") {
                     "begins" => Stage::Begins,
@@ -145,21 +159,27 @@ impl Player {
                     "inner" => Stage::Inner,
                     other => panic!("there is no stage {other}"),
                 };
-                Input::Last(list(&of["keys"]).iter().map(id).collect(), stage)
+                Box::new(move |states| states.last(&keys, stage))
             }
-            "touches" => Input::Touches(id(&of["key"])),
-            "ended" => Input::Ended(id(&of["key"])),
-            "suspect" => Input::Suspect(list(&of["keys"]).iter().map(id).collect()),
-            "close" => Input::Close,
-            "died" => Input::Died,
-            "tick" => Input::Tick,
-            "sent" => Input::Sent(call),
-            "answer" => Input::Answer(call, self.answer(call, of)),
+            "touches" => Box::new(move |states| states.touches(key)),
+            "ended" => Box::new(move |states| states.ended(key)),
+            "suspect" => Box::new(move |states| states.suspect(&keys)),
+            "close" => Box::new(LeaseStates::close),
+            "died" => Box::new(LeaseStates::died),
+            "tick" | "check" => Box::new(|_| {}),
+            "sent" => Box::new(move |states| states.sent(call)),
+            "answer" => {
+                let answer = self.answer(call, of);
+                Box::new(move |states| states.answered(call, answer))
+            }
             "failed" => {
                 let (code, is_broken) = (text(&of["code"]), of["broken"] == true);
-                Input::Failed { call, code, is_broken }
+                Box::new(move |states| states.failed(call, &code, is_broken))
             }
-            "disconnected" => Input::Disconnected(of["on"].as_u64().expect("a connection")),
+            "disconnected" => {
+                let on = of["on"].as_u64().expect("a connection");
+                Box::new(move |states| states.disconnected(on))
+            }
             other => panic!("there is no input {other}"),
         }
     }
@@ -168,14 +188,14 @@ impl Player {
     fn answer(&self, call: u64, of: &Value) -> Answer {
         let rows = all(&of["rows"]);
         let Some(pending) = self.states.calls.get(&call) else { return Answer::Undone(0) };
-        match pending.verb {
-            Verb::Acquire if of["taken"].is_object() => Answer::Taken {
+        match pending.call.about {
+            About::Acquire { .. } if of["taken"].is_object() => Answer::Taken {
                 holder: text(&of["taken"]["holder"]),
                 remaining: int(&of["taken"]["remaining"]),
                 state: text(&of["taken"]["state"]),
             },
-            Verb::Acquire => Answer::Granted(int(&rows[0][1])),
-            Verb::Keep | Verb::KeepRow => {
+            About::Acquire { .. } => Answer::Granted(int(&rows[0][1])),
+            About::Leases { .. } => {
                 let outcome = |row: &Value| Outcome {
                     is: text(&row[0]),
                     remaining: row[1].as_i64(),
@@ -184,8 +204,10 @@ impl Player {
                 };
                 Answer::Kept(rows.iter().map(outcome).collect())
             }
-            Verb::Release => Answer::Released(rows.iter().map(|row| !row.is_null()).collect()),
-            Verb::Undo => Answer::Undone(int(&rows[0])),
+            About::Release { .. } => {
+                Answer::Released(rows.iter().map(|row| !row.is_null()).collect())
+            }
+            About::Undo { .. } => Answer::Undone(int(&rows[0])),
         }
     }
 
@@ -193,21 +215,27 @@ impl Player {
         self.ids.iter().find(|(_, of)| **of == id).map(|(key, _)| key.as_str()).expect("a key")
     }
 
-    fn written(&self, effect: &Effect, input: &Value) -> Value {
+    fn written(&self, effect: &Effect) -> Value {
         match effect {
             Effect::Call(call) => {
-                json!({
+                let (what, more) = match &call.about {
+                    About::Acquire { id, holder, reclaims, wait, .. } => {
+                        let of = self.key(*id);
+                        let more = json!({ "holder": holder, "reclaim": reclaims, "wait": wait, "for": of });
+                        ("acquire", more)
+                    }
+                    About::Leases { table: Some(_), .. } => ("keep_row", json!({})),
+                    About::Leases { .. } => ("keep", json!({})),
+                    About::Release { .. } => ("release", json!({})),
+                    About::Undo { holder, .. } => ("undo", json!({ "holder": holder })),
+                };
+                let mut written = json!({
                     "call": call.number, "on": call.on, "open": call.opens, "names": call.names,
-                    "tokens": call.tokens, "wait": call.wait, "limit": call.limit,
-                    "for": call.acquire.map(|id| self.key(id)), "holder": call.holder,
-                    "reclaim": call.reclaims, "table": call.table.as_ref().map(|table| &table.name), "do": match call.verb {
-                        Verb::Acquire => "acquire",
-                        Verb::Keep => "keep",
-                        Verb::KeepRow => "keep_row",
-                        Verb::Release => "release",
-                        Verb::Undo => "undo",
-                    },
-                })
+                    "tokens": call.tokens, "limit": call.limit, "table": call.table(), "do": what,
+                });
+                let fields = more.as_object().into_iter().flatten();
+                fields.for_each(|(field, of)| written[field] = of.clone());
+                written
             }
             Effect::Cut(on) => json!({ "cut": on }),
             Effect::HangUp(on) => json!({ "hang_up": on }),
@@ -245,11 +273,6 @@ impl Player {
                 }
                 reply
             }
-            Effect::Checked(why) => json!({
-                "reply": input["key"], "error": why.map(|_| "LeaseLost"),
-                "reason": why.map(|(reason, _)| reason.to_string()),
-                "advice": why.and_then(|(_, is)| is.then_some("other role")),
-            }),
             Effect::NotRenewed(code) => json!({ "log": "not renewed", "code": code }),
             Effect::NotAcquired(id, code) => {
                 json!({ "log": "not acquired", "key": self.key(*id), "code": code })
