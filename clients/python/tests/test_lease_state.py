@@ -112,7 +112,7 @@ def decided(
 
 
 def request(given: dict[str, Any]) -> Request:
-    given["own_holder"], given["names"] = given.pop("holder", ""), tuple(given["names"])
+    given["names"] = tuple(given["names"])
     return Request(**given)
 
 

@@ -227,7 +227,7 @@ class Leases(Block[F], Generic[F, L, Done]):
             ttl=ttl_of(ttl),
             wait=ms("wait", wait),
             # Whoever leads has one holder; for others it is unique for each acquire.
-            own_holder=holder_of(holder),
+            holder=holder_of(holder),
             named=holder is not None,
             reclaim=reclaim,
             session=session,

@@ -41,7 +41,7 @@ class Request:
     names: tuple[str, ...]
     ttl: int
     wait: int = 0
-    own_holder: str = ""
+    holder: str = ""
     named: bool = False
     reclaim: bool = False
     session: bool = False
@@ -60,9 +60,7 @@ class Request:
     lease: "LeaseState | None" = None
     #: When a call was sent that has had no answer, and until when it may be carried out.
     doubt: tuple[int, int] | None = None
-    undoing: "Undo | None" = None
     tries: int = 0
-    series: int = 1
     #: It waits for the end of an outage.
     is_out: bool = False
     is_over: bool = False
@@ -80,10 +78,6 @@ class Request:
     def reclaims(self) -> bool:
         is_exclusive = not self.shared and self.slots == 1
         return self.reclaim or (self.is_one and is_exclusive and not self.named)
-
-    @property
-    def holder(self) -> str:
-        return self.own_holder if self.series < 2 else f"{self.own_holder}/{self.series}"
 
 
 @dataclass(slots=True, eq=False)
@@ -385,7 +379,7 @@ class LeaseStates:
         for request in self.requests.values():
             if not request.call and not request.lease:
                 times.append(request.until + LONGEST_QUEUE)
-                if not request.undoing and (request.is_own or is_free):
+                if request.is_own or is_free:
                     times.append(request.at)
         times += [lease.wake(is_free) for lease in self.leases.values() if lease.lives]
         if self.closed_at < NEVER and not self.is_done:
@@ -410,9 +404,7 @@ class LeaseStates:
                 self._given_back(release)
         for request in list(self.requests.values()):
             if not request.call and not request.lease:
-                if request.undoing and self.now >= request.until:
-                    self._finish(request, error="NoAnswer", in_doubt=True)
-                elif self.now >= request.until + LONGEST_QUEUE:
+                if self.now >= request.until + LONGEST_QUEUE:
                     self._finish(request, error="NoConnection")
 
     # Calls: one at a time on the connection that all share, where none waits for anybody.
@@ -434,7 +426,7 @@ class LeaseStates:
         self._rest()
 
     def _is_due(self, request: Request) -> bool:
-        is_waiting = request.call or request.undoing or request.lease
+        is_waiting = request.call or request.lease
         return not is_waiting and request.at <= self.now
 
     def _send_shared(self) -> None:
@@ -759,7 +751,8 @@ class LeaseStates:
         if _is_conflict(code):
             until, longest = max(until, request.begun + self._patience(request.ttl)), TRY_AGAIN
         is_in_doubt = request.doubt is not None
-        is_stuck = is_in_doubt and request.named and not request.reclaim
+        # Nobody else's grant would be taken over: what there may be is undone, or ends at its ttl.
+        is_stuck = is_in_doubt and not request.reclaims
         may_pass = _is_conflict(code) or _is_of_connection(code)
         if is_in_doubt and request.reclaims and request.tries == 1 and _is_of_connection(code):
             request.at = self.now
@@ -772,39 +765,28 @@ class LeaseStates:
             if not any(one.is_out for one in self.requests.values()):
                 self.effects.append({"log": "not acquired", "key": request.id, "code": code})
             request.is_out = True
-        if is_in_doubt and not request.reclaims:
-            # Undone before the next try, which has another holder: an undo that comes late does not
-            # meet its grant.
-            request.at, request.undoing = self.now, self._undo_doubt(request)
-            request.series += 1
-        else:
-            pause = self._spread(_growing(request.tries, longest))
-            request.at = self.now + min(pause, max(1, until - self.now))
+        pause = self._spread(_growing(request.tries, longest))
+        request.at = self.now + min(pause, max(1, until - self.now))
 
-    def _undo_doubt(self, request: Request) -> Undo | None:
+    def _undo_doubt(self, request: Request) -> None:
         """Has what may have been granted be released, if the holder is nobody else's."""
         if request.doubt is None or request.named or self.is_done:
-            return None
+            return
         (sent, until), request.doubt = request.doubt, None
         names, holder, ttl = request.names, request.holder, request.ttl
-        undo = Undo(names, holder, ttl, self.now, until, gives_up_at=sent + ttl)
-        self.undos.append(undo)
-        return undo
+        self.undos.append(Undo(names, holder, ttl, self.now, until, gives_up_at=sent + ttl))
 
     def _undo_answered(self, undo: Undo, released: int) -> None:
         undo.tries += 1
         # The call that it is about may still come.
         undo.is_over = released > 0 or self.now >= undo.until
         undo.at = min(self.now + TRY_AGAIN, undo.until)
-        for request in self.requests.values():
-            if request.undoing is undo:
-                request.undoing, request.at = None, self.now
 
     def _undo_failed(self, undo: Undo, code: str) -> None:
         undo.tries += 1
         pause = 0 if code == "unsent" else self._spread(_growing(undo.tries, LONGEST_PAUSE))
         undo.at = self.now + pause
-        may_pass = _is_of_connection(code) or _is_locked(code) or code == "panicked"
+        may_pass = passes(code) or code == "panicked"
         undo.is_over = not may_pass or undo.at >= undo.gives_up_at
 
     # What is given back.
