@@ -221,12 +221,11 @@ class Heartbeat:
         if keys:
             await outcome(self.input(lambda: self.states.last(keys, stage)), is_async)
 
-    async def touches(self, holdings: Sequence[Holding], begins: bool, is_async: bool) -> None:
+    def touches(self, holdings: Sequence[Holding], begins: bool) -> Future[None]:
         """Says that a transaction has written their rows, or has ended."""
         keys = [holding.id for holding in holdings]
         decide = self.states.touches if begins else self.states.ended
-        if keys:
-            await outcome(self.input(lambda: [decide(key) for key in keys]), is_async)
+        return self.input(lambda: [decide(key) for key in keys])
 
     async def close(self, is_async: bool = False) -> None:
         """Gives everything back, and ends the waits."""

@@ -14,7 +14,7 @@ from psycopg.pq import TransactionStatus as Status
 from psycopg.rows import tuple_row
 
 from . import statements
-from .connection import Block, handle_of, in_thread, settled
+from .connection import Block, handle_of, in_thread, outcome, settled
 from .errors import (
     FenceError,
     LeaseLost,
@@ -274,7 +274,7 @@ class Guard(Block[C]):
                     raise
                 # After a failover no token speaks until its holder has renewed.
                 await self._roll_back(error)
-                await self._touched_no_more()
+                self._touched_no_more()
                 await self._heartbeat.renew(self._holdings, self._is_async)
                 await self._begin_once()
             stage = "work"
@@ -308,7 +308,7 @@ class Guard(Block[C]):
             self._unregister()
             if stage in {"release", "commit"}:
                 await self._heartbeat.last(released, last, self._is_async)
-            await self._touched_no_more()
+            self._touched_no_more()
 
     async def _begin_once(self) -> None:
         await self._driver.begin(self._register)
@@ -316,18 +316,21 @@ class Guard(Block[C]):
             if await self._value(statements.guard_row(holding.state)) is None:
                 self._heartbeat.suspect([holding])
                 raise LeaseLost("gone", holding.told_names)
-        self._is_touching = True
-        await self._heartbeat.touches(self._rows, True, self._is_async)
+        self._is_touching = bool(self._rows)
+        if self._is_touching:
+            await outcome(self._heartbeat.touches(self._rows, begins=True), self._is_async)
         if self._names:
             await self._value(self._begin)
 
     async def _value(self, statement: Statement) -> Any:
         return await self._driver.value(*self._heartbeat.of_schema(statement))
 
-    async def _touched_no_more(self) -> None:
+    def _touched_no_more(self) -> None:
         if self._is_touching:
             self._is_touching = False
-            await self._heartbeat.touches(self._rows, False, self._is_async)
+            # Nothing is waited for: a task that is cancelled by the loss that may come of it knows
+            # by then that it has committed.
+            self._heartbeat.touches(self._rows, begins=False)
 
     async def _release(self) -> None:
         for holding in self._rows:
