@@ -35,6 +35,11 @@ var kinds = map[pgfence.Kind]string{
 	pgfence.NoAnswer:        "no-answer",
 }
 
+// claim takes the row of the table run, if nobody holds it.
+const claim = `UPDATE run SET held_until = clock_timestamp() + $1 * interval '1 ms' WHERE id = (
+		SELECT id FROM run WHERE held_until IS NULL OR held_until < clock_timestamp() FOR UPDATE SKIP LOCKED)
+	RETURNING fence`
+
 var (
 	errWork       = errors.New("an error of the work's own")
 	errRolledBack = errors.New("rolled back, as told")
@@ -67,6 +72,9 @@ type worker struct {
 	fence *pgfence.Fence
 	lines chan order
 
+	// table is what it writes: that of the row that it keeps, or work.
+	table string
+
 	mu    sync.Mutex
 	lease holding
 	// crowd are the names of those of hold.
@@ -83,7 +91,7 @@ type worker struct {
 func main() {
 	ctx, cancel := signal.NotifyContext(background, syscall.SIGTERM)
 	defer cancel()
-	w := &worker{lines: make(chan order), crowd: map[string]bool{}, how: make(chan string, 1)}
+	w := &worker{table: "work", lines: make(chan order), crowd: map[string]bool{}, how: make(chan string, 1)}
 	go w.read()
 	first := <-w.lines
 	w.url = fmt.Sprintf("postgresql://%s@%s:%d/%s?application_name=%s&connect_timeout=2",
@@ -190,6 +198,8 @@ func (w *worker) follow(o order) (event string, more said, err error) {
 	switch o.Do {
 	case "acquire":
 		return w.acquire(o)
+	case "claim":
+		return w.claim(o)
 	case "hold":
 		return w.hold(o)
 	case "holding":
@@ -199,6 +209,7 @@ func (w *worker) follow(o order) (event string, more said, err error) {
 		w.many = nil
 		return "released", nil, nil
 	case "adopted":
+		w.table = "work"
 		w.holds(w.fence.Adopted(o.Name, o.Token))
 		return "adopted", said{"token": o.Token}, nil
 	case "break":
@@ -252,7 +263,7 @@ func (w *worker) with(o order) (event string, more said, err error) {
 					return err
 				}
 			}
-			return holding.Guard(background, conn, does("UPDATE work SET value = $1 WHERE id = 1", o.Value), last...)
+			return holding.Guard(background, conn, w.update(o), last...)
 		})
 	case "truncate":
 		return "wrote", nil, w.connected("", func(conn *pgx.Conn) error {
@@ -294,11 +305,40 @@ func within(ctx context.Context, o order) (context.Context, context.CancelFunc) 
 	return context.WithTimeout(ctx, ms(o.Within))
 }
 
-func (w *worker) acquire(o order) (event string, more said, err error) {
+func (w *worker) update(o order) pgfence.PgxWork {
+	return does("UPDATE "+w.table+" SET value = $1 WHERE id = 1", o.Value)
+}
+
+// ends gives back the lease that it has, unless that is an adopted one.
+func (w *worker) ends() {
 	if lease, is := w.of().(*pgfence.Lease); is {
 		_ = lease.Release()
 	}
 	w.holds(nil)
+	w.table = "work"
+}
+
+func (w *worker) claim(o order) (event string, more said, err error) {
+	w.ends()
+	var token int64
+	err = w.connected("", func(conn *pgx.Conn) error { return conn.QueryRow(background, claim, o.TTL).Scan(&token) })
+	if errors.Is(err, pgx.ErrNoRows) {
+		return "taken", nil, nil
+	}
+	if err != nil {
+		return "", nil, err
+	}
+	lease, err := w.fence.KeepRow(background, "run", map[string]any{"id": 1}, token, pgfence.RowOptions{TTL: ms(o.TTL)})
+	if err != nil {
+		return "", nil, err
+	}
+	w.holds(lease)
+	w.table = "run"
+	return "acquired", granted(lease), nil
+}
+
+func (w *worker) acquire(o order) (event string, more said, err error) {
+	w.ends()
 	ctx, cancel := within(background, o)
 	defer cancel()
 	lease, err := w.fence.Acquire(ctx, o.Names, pgfence.Options{
@@ -409,7 +449,7 @@ func (w *worker) transaction(ctx context.Context, begun string, tx pgx.Tx) error
 		case "rollback":
 			return errRolledBack
 		case "update":
-			done, err = "updated", does("UPDATE work SET value = $1 WHERE id = 1", o.Value)(ctx, tx)
+			done, err = "updated", w.update(o)(ctx, tx)
 		case "sleep":
 			patience, cancel := within(ctx, o)
 			done, err = "slept", does("SELECT pg_sleep($1)", float64(o.Ms)/1000)(patience, tx)

@@ -104,8 +104,8 @@ async def within(ms: int | None) -> AsyncIterator[None]:
 class Worker:
     def __init__(self) -> None:
         self.lease: Any = None
-        #: The token of a row that it keeps.
-        self.row_token: int | None = None
+        #: What it writes: that of the row that it keeps, or `work`.
+        self.table = "work"
         #: The block that is to be left: of `lease`, unless it is the leader's or an adopted one.
         self.block: Any = None
         self.many: list[Any] = []
@@ -191,7 +191,7 @@ class Worker:
 
     async def acquire(self, names: list[str], within_ms: int | None = None, **options: Any) -> None:
         await self.end_block()
-        self.lease = self.row_token = None
+        self.lease, self.table = None, "work"
         spans = {
             key.removesuffix("_ms"): span(ms) for key, ms in options.items() if key.endswith("_ms")
         }
@@ -208,7 +208,7 @@ class Worker:
 
     async def claim(self, ttl_ms: int) -> None:
         await self.end_block()
-        self.lease = self.row_token = None
+        self.lease = None
         async with self.connected() as connection:
             claimed = await settled(connection.execute(CLAIM, [span(ttl_ms)]))
             row = await settled(claimed.fetchone())
@@ -216,7 +216,7 @@ class Worker:
             say("taken")
             return
         block = self.fence.keep_row("run", {"id": 1}, row[0], span(ttl_ms))
-        self.lease, self.block, self.row_token = await enter(block), block, row[0]
+        self.lease, self.block, self.table = await enter(block), block, "run"
         say("acquired", token=self.lease.token, deadline=deadline(self.lease))
 
     async def hold(self, names: list[str], ttl_ms: int) -> None:
@@ -241,7 +241,7 @@ class Worker:
         say("released")
 
     async def adopted(self, name: str, token: int) -> None:
-        self.row_token = None
+        self.table = "work"
         self.lease = self.fence.adopted(name, token)
         say("adopted", token=token)
 
@@ -294,13 +294,8 @@ class Worker:
         say("wrote")
 
     async def update(self, connection: Any, value: str) -> None:
-        sql, arguments = "UPDATE work SET value = %s WHERE id = 1", [value]
-        if self.row_token is not None:
-            sql, arguments = (
-                "UPDATE run SET value = %s, fence = %s WHERE id = 1",
-                [value, self.row_token],
-            )
-        await settled(connection.execute(sql, arguments))
+        sql = f"UPDATE {self.table} SET value = %s WHERE id = 1"
+        await settled(connection.execute(sql, [value]))
 
     async def truncate(self) -> None:
         async with self.connected() as connection:

@@ -141,13 +141,17 @@ function deadlineOf({ remaining }: { remaining: { milliseconds: number } }): num
   return Math.floor(Date.now() + remaining.milliseconds);
 }
 
-const UPDATE = "UPDATE work SET value = $1 WHERE id = 1";
+const CLAIM = `UPDATE run SET held_until = clock_timestamp() + $1 * interval '1 ms' WHERE id = (
+    SELECT id FROM run WHERE held_until IS NULL OR held_until < clock_timestamp()
+    FOR UPDATE SKIP LOCKED) RETURNING fence`;
 /** Orders within a transaction. */
 const WITHIN = ["update", "sleep", "commit", "rollback", "commit-itself", "fail-and-go-on"];
 const ROLLBACK = new Error("rollback");
 
 class Worker {
   lease: any;
+  /** What it writes: that of the row that it keeps, or `work`. */
+  table = "work";
   /** Of `hold`. */
   many: any[] = [];
   crowd = new Set<string>();
@@ -183,9 +187,32 @@ class Worker {
     say("connected");
   }
 
-  async acquire({ names, ttl_ms, wait_ms = 0, within_ms, ...kind }: Order): Promise<void> {
+  async ends(): Promise<void> {
     await this.lease?.release?.();
     this.lease = undefined;
+    this.table = "work";
+  }
+
+  async claim({ ttl_ms }: Order): Promise<void> {
+    await this.ends();
+    let claimed: any;
+    await this.side.with(async (on) => {
+      const result = await this.side.run(on, CLAIM, [ttl_ms]);
+      claimed = (result.rows ?? result)[0];
+    });
+    if (claimed === undefined) return say("taken");
+    const options = { ttl: { milliseconds: ttl_ms } };
+    this.lease = await this.fence.keepRow("run", { id: 1 }, claimed.fence, options);
+    this.table = "run";
+    say("acquired", { token: this.lease.token, deadline: deadlineOf(this.lease) });
+  }
+
+  update(tx: any, value: string): Promise<any> {
+    return this.side.run(tx, `UPDATE ${this.table} SET value = $1 WHERE id = 1`, [value]);
+  }
+
+  async acquire({ names, ttl_ms, wait_ms = 0, within_ms, ...kind }: Order): Promise<void> {
+    await this.ends();
     const signal = within_ms === undefined ? undefined : AbortSignal.timeout(within_ms);
     const spans = { ttl: { milliseconds: ttl_ms }, wait: { milliseconds: wait_ms } };
     try {
@@ -228,6 +255,7 @@ class Worker {
 
   adopted({ name, token }: Order): void {
     this.lease = this.fence.adopted(name, token);
+    this.table = "work";
     say("adopted", { token });
   }
 
@@ -251,13 +279,13 @@ class Worker {
     const lease = this.held();
     await this.side.with(async (on) => {
       if (read_first) await this.side.run(on, "SELECT 1");
-      await lease.guard(on, (tx: any) => this.side.run(tx, UPDATE, [value]), { release });
+      await lease.guard(on, (tx: any) => this.update(tx, value), { release });
     });
     say("wrote");
   }
 
   async unfenced({ value }: Order): Promise<void> {
-    await this.side.with((on) => this.side.run(on, UPDATE, [value]));
+    await this.side.with((on) => this.update(on, value));
     say("wrote");
   }
 
@@ -314,7 +342,7 @@ class Worker {
       if (step.do === "commit") return;
       if (step.do === "rollback") throw ROLLBACK;
       if (step.do === "update") {
-        await this.side.run(tx, UPDATE, [step.value]);
+        await this.update(tx, step.value);
         say("updated");
       } else if (step.do === "sleep") {
         await within(step.within_ms, this.side.run(tx, `SELECT pg_sleep(${step.ms / 1000})`));

@@ -19,6 +19,12 @@ import java.util.concurrent.*;
  * down in clients/new-language.md.
  */
 final class Worker {
+    private static final String CLAIM =
+            """
+            UPDATE run SET held_until = clock_timestamp() + ? * interval '1 ms' WHERE id = (
+                SELECT id FROM run WHERE held_until IS NULL OR held_until < clock_timestamp()
+                FOR UPDATE SKIP LOCKED) RETURNING fence""";
+
     private static final Gson JSON = new Gson();
     private static final BufferedReader LINES =
             new BufferedReader(new InputStreamReader(System.in));
@@ -26,6 +32,10 @@ final class Worker {
     private final String url;
     private final Fence fence;
     private volatile Holding lease;
+
+    /** What it writes: that of the row that it keeps, or work. */
+    private String table = "work";
+
     private final List<Lease> many = new ArrayList<>();
     private final Set<String> crowd = ConcurrentHashMap.newKeySet();
     private CountDownLatch stop;
@@ -172,11 +182,13 @@ final class Worker {
     private void follow(Order order) throws Exception {
         switch (order.text("do")) {
             case "acquire" -> acquire(order);
+            case "claim" -> claim(order);
             case "hold" -> hold(order);
             case "holding" -> holding();
             case "release-all" -> releaseAll();
             case "adopted" -> {
                 lease = fence.adopted(order.text("name"), order.number("token"));
+                table = "work";
                 say("adopted", "token", lease.token());
             }
             case "check" -> {
@@ -297,10 +309,30 @@ final class Worker {
         }
     }
 
+    private void claim(Order order) throws Exception {
+        endBlock();
+        try (Connection on = opened("");
+                PreparedStatement statement = on.prepareStatement(CLAIM)) {
+            statement.setLong(1, order.number("ttl_ms"));
+            ResultSet claimed = statement.executeQuery();
+            if (!claimed.next()) {
+                say("taken");
+                return;
+            }
+            long token = claimed.getLong(1);
+            Lease kept = fence.keepRow("run", Map.of("id", 1), token, order.span("ttl_ms"));
+            lease = kept;
+            table = "run";
+            long wall = System.currentTimeMillis();
+            say("acquired", "token", kept.token(), "deadline", deadline(kept.remaining(), wall));
+        }
+    }
+
     /** Of the lease that it has, unless that is an adopted one. */
     private void endBlock() {
         Holding ending = lease;
         lease = null;
+        table = "work";
         try {
             if (ending instanceof Lease own) {
                 own.close();
@@ -447,9 +479,9 @@ final class Worker {
         }
     }
 
-    private static void update(Connection on, String value) throws SQLException {
+    private void update(Connection on, String value) throws SQLException {
         try (PreparedStatement statement =
-                on.prepareStatement("UPDATE work SET value = ? WHERE " + "id = 1")) {
+                on.prepareStatement("UPDATE " + table + " SET value = ? WHERE id = 1")) {
             statement.setString(1, value);
             statement.executeUpdate();
         }

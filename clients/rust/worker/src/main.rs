@@ -22,6 +22,11 @@ use tokio::task::JoinHandle;
 use tokio_postgres::{Config, NoTls};
 use tokio_util::sync::CancellationToken;
 
+/// Takes the row of the table `run`, if nobody holds it.
+const CLAIM: &str = "UPDATE run SET held_until = clock_timestamp() + $1::bigint * interval '1 ms' WHERE id = (
+    SELECT id FROM run WHERE held_until IS NULL OR held_until < clock_timestamp() FOR UPDATE SKIP LOCKED)
+    RETURNING fence";
+
 type Outcome = Result<(), BoxError>;
 type Orders = mpsc::UnboundedReceiver<Value>;
 
@@ -170,6 +175,8 @@ struct Worker {
     config: Config,
     url: String,
     fence: Fence,
+    /// What it writes: that of the row that it keeps, or `work`.
+    table: &'static str,
     /// The next connection of the fence's cannot be opened.
     is_broken: Arc<AtomicBool>,
     /// The leader's, too.
@@ -207,6 +214,7 @@ impl Worker {
             config: url.parse()?,
             url,
             fence,
+            table: "work",
             is_broken,
             held: Arc::default(),
             leading: None,
@@ -220,6 +228,7 @@ impl Worker {
     async fn follow(&mut self, order: &Value, orders: &mut Orders) -> Outcome {
         match order["do"].as_str().unwrap_or_default() {
             "acquire" => return self.acquire(order).await,
+            "claim" => return self.claim(order).await,
             "hold" => return self.hold(order).await,
             "holding" => self.say_holding(),
             "release-all" => {
@@ -233,6 +242,7 @@ impl Worker {
                 let name = order["name"].as_str().unwrap_or_default();
                 let token = order["token"].as_i64().unwrap_or_default();
                 *lock(&self.held) = Some(Held::Adopted(self.fence.adopted(name, token)));
+                self.table = "work";
                 say("adopted", json!({ "token": token }));
             }
             "check" => {
@@ -248,11 +258,11 @@ impl Worker {
                 }
                 say("released", json!({}));
             }
-            "write" => return self.write(order, &update(order)).await,
+            "write" => return self.write(order, &self.update(order)).await,
             "truncate" => return self.write(order, "TRUNCATE work").await,
             "unfenced" => {
                 let client = connect(&self.url, NoTls).await?;
-                client.batch_execute(&update(order)).await?;
+                client.batch_execute(&self.update(order)).await?;
                 client.close().await;
                 say("wrote", json!({}));
             }
@@ -291,12 +301,42 @@ impl Worker {
         lock(&self.held).clone().ok_or(Own::Nothing)
     }
 
-    async fn acquire(&mut self, order: &Value) -> Outcome {
+    /// Gives back the lease that it has, unless that is an adopted one.
+    async fn ends(&mut self) {
         let before = lock(&self.held).take();
         if let Some(Held::Lease(lease)) = before {
             // A loss has been told before.
             let _ = lease.release().await;
         }
+        self.table = "work";
+    }
+
+    async fn claim(&mut self, order: &Value) -> Outcome {
+        self.ends().await;
+        let client = connect(&self.url, NoTls).await?;
+        let ttl_ms = order["ttl_ms"].as_i64().unwrap_or_default();
+        let claimed = client.query_opt(CLAIM, &[&ttl_ms]).await?;
+        client.close().await;
+        let Some(row) = claimed else {
+            say("taken", json!({}));
+            return Ok(());
+        };
+        let ttl = ms(&order["ttl_ms"]);
+        let lease = self.fence.keep_row("run", &[("id", &1)], row.get(0), ttl).acquire().await?;
+        say_granted("acquired", &lease);
+        *lock(&self.held) = Some(Held::Lease(lease));
+        self.table = "run";
+        Ok(())
+    }
+
+    /// As one text: a statement that is prepared is none for a pooler.
+    fn update(&self, order: &Value) -> String {
+        let value = order["value"].as_str().unwrap_or_default();
+        format!("UPDATE {} SET value = '{value}' WHERE id = 1", self.table)
+    }
+
+    async fn acquire(&mut self, order: &Value) -> Outcome {
+        self.ends().await;
         let mut request = self.fence.lease(names(order)).ttl(ms(&order["ttl_ms"]));
         request = request.wait(ms(&order["wait_ms"]));
         if order["session"] == true {
@@ -397,7 +437,7 @@ impl Worker {
                     say("done", json!({}));
                 }
                 _ => {
-                    let (sql, said) = step(&order)?;
+                    let (sql, said) = self.step(&order)?;
                     within(&order, guard.batch_execute(&sql)).await??;
                     say(said, json!({}));
                 }
@@ -414,12 +454,26 @@ impl Worker {
         connected.batch_execute("BEGIN").await?;
         say("presented", json!({}));
         loop {
-            let (sql, said) = step(&orders.recv().await.ok_or("no order")?)?;
+            let (sql, said) = self.step(&orders.recv().await.ok_or("no order")?)?;
             connected.batch_execute(&sql).await?;
             say(said, json!({}));
             if matches!(said, "committed" | "rolled-back") {
                 return Ok(());
             }
+        }
+    }
+
+    /// A statement within a transaction, and what is said after it.
+    fn step(&self, order: &Value) -> Result<(String, &'static str), BoxError> {
+        match order["do"].as_str().unwrap_or_default() {
+            "update" => Ok((self.update(order), "updated")),
+            "commit" => Ok(("COMMIT".to_owned(), "committed")),
+            "rollback" => Ok(("ROLLBACK".to_owned(), "rolled-back")),
+            // In the server, so that the work hangs in its connection.
+            "sleep" => {
+                Ok((format!("SELECT pg_sleep({})", ms(&order["ms"]).as_secs_f64()), "slept"))
+            }
+            _ => Err("unknown order".into()),
         }
     }
 
@@ -495,24 +549,6 @@ async fn within<T>(order: &Value, work: impl Future<Output = T>) -> Result<T, Ow
         return Ok(work.await);
     }
     tokio::time::timeout(ms(&order["within_ms"]), work).await.map_err(|_| Own::Deadline)
-}
-
-/// A statement within a transaction, and what is said after it.
-fn step(order: &Value) -> Result<(String, &'static str), BoxError> {
-    match order["do"].as_str().unwrap_or_default() {
-        "update" => Ok((update(order), "updated")),
-        "commit" => Ok(("COMMIT".to_owned(), "committed")),
-        "rollback" => Ok(("ROLLBACK".to_owned(), "rolled-back")),
-        // In the server, so that the work hangs in its connection.
-        "sleep" => Ok((format!("SELECT pg_sleep({})", ms(&order["ms"]).as_secs_f64()), "slept")),
-        _ => Err("unknown order".into()),
-    }
-}
-
-/// As one text: a statement that is prepared is none for a pooler.
-fn update(order: &Value) -> String {
-    let value = order["value"].as_str().unwrap_or_default();
-    format!("UPDATE work SET value = '{value}' WHERE id = 1")
 }
 
 fn names(order: &Value) -> Vec<String> {
