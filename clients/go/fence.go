@@ -68,35 +68,34 @@ type Options struct {
 	Slots    int           // how many may have it at the same time; 0 is 1
 	Metadata any           // is shown in the view, too, as JSON
 	AtMost   time.Duration // then it is lost, whatever its heartbeat does: for work that hangs
-	// isOwnHolder: nobody else has the holder's name.
-	isOwnHolder bool
 }
 
-// complete looks them over, and fills in what is missing.
-func (o Options) complete(names []string) (Options, error) {
+// acquire looks them over, and fills in what is missing.
+func (o Options) acquire(names []string) (*acquire, error) {
 	o.TTL, o.Slots = cmp.Or(o.TTL, 30*time.Second), cmp.Or(o.Slots, 1)
 	switch {
 	case o.TTL < 100*time.Millisecond, o.Wait < 0, o.Wait > 0 && o.Wait < time.Millisecond,
 		o.AtMost < 0, o.AtMost > 0 && o.AtMost < time.Millisecond:
 		// To Go a number is nanoseconds.
-		return o, fmt.Errorf("pgfence: TTL %v is below 100ms, or Wait %v or AtMost %v below 1ms: "+
+		return nil, fmt.Errorf("pgfence: TTL %v is below 100ms, or Wait %v or AtMost %v below 1ms: "+
 			"a number without its unit?", o.TTL, o.Wait, o.AtMost)
 	case o.Reclaim && o.Holder == "":
-		return o, errors.New("pgfence: Reclaim takes a Holder: whose lease is it?")
+		return nil, errors.New("pgfence: Reclaim takes a Holder: whose lease is it?")
 	case len(names) > 1 && (o.Shared || o.Slots > 1 || o.Reclaim):
-		return o, errors.New("pgfence: several names at once are exclusive: no Shared, Slots or Reclaim")
-	}
-	if o.Holder == "" {
-		o.Holder, o.isOwnHolder = newHolder(), true
+		return nil, errors.New("pgfence: several names at once are exclusive: no Shared, Slots or Reclaim")
 	}
 	if o.Metadata != nil {
 		text, err := json.Marshal(o.Metadata)
 		if err != nil {
-			return o, fmt.Errorf("pgfence: Metadata has no JSON: %w", err)
+			return nil, fmt.Errorf("pgfence: Metadata has no JSON: %w", err)
 		}
 		o.Metadata = string(text)
 	}
-	return o, nil
+	return &acquire{names: names, options: o, ask: ask{
+		Names: names, TTL: o.TTL.Milliseconds(), Wait: o.Wait.Milliseconds(),
+		Holder: cmp.Or(o.Holder, newHolder()), Named: o.Holder != "", Reclaim: o.Reclaim,
+		Session: o.Session, Shared: o.Shared || o.Slots > 1, AtMost: o.AtMost.Milliseconds(),
+	}}, nil
 }
 
 // newHolder is a text that is unique for each call.
@@ -129,11 +128,11 @@ func (f *Fence) Lease(ctx context.Context, name string, options Options, work Wo
 //
 // Then [Lease.Do] the work; or look at [Lease.Lost], and defer [Lease.Release].
 func (f *Fence) Acquire(ctx context.Context, names []string, options Options) (*Lease, error) {
-	options, err := options.complete(names)
+	a, err := options.acquire(names)
 	if err != nil {
 		return nil, err
 	}
-	return f.h.acquire(ctx, &acquire{names: names, options: options})
+	return f.h.acquire(ctx, a)
 }
 
 // RowOptions are how a row is kept.
@@ -153,22 +152,21 @@ type RowOptions struct {
 func (f *Fence) KeepRow(
 	ctx context.Context, table string, key map[string]any, token int64, options RowOptions,
 ) (*Lease, error) {
-	o, err := Options{TTL: options.TTL, AtMost: options.AtMost}.complete(nil)
-	if err != nil {
-		return nil, err
-	}
-	of := rowTable{
+	values, of := []string{}, rowTable{
 		table, slices.Sorted(maps.Keys(key)), cmp.Or(options.Fence, "fence"),
 		cmp.Or(options.Deadline, "held_until"),
 	}
-	values := []string{}
 	for _, column := range of.Columns {
 		values = append(values, fmt.Sprint(key[column]))
 	}
 	row, _ := json.Marshal(values)
 	named, _ := json.Marshal(of)
-	names := []string{table, string(row)}
-	return f.h.acquire(ctx, &acquire{names: names, options: o, table: string(named), token: token})
+	a, err := Options{TTL: options.TTL, AtMost: options.AtMost}.acquire([]string{string(row)})
+	if err != nil {
+		return nil, err
+	}
+	a.names, a.table, a.token = []string{table, string(row)}, string(named), token
+	return f.h.acquire(ctx, a)
 }
 
 // Lead runs the work whenever this process leads, and again after each loss: of the lease, the
@@ -177,13 +175,13 @@ func (f *Fence) KeepRow(
 // in any case, and gives the lease back after it. What it goes on after is a line of the log and an
 // event, once an outage, with a growing pause. A ttl of 0 is 30 s.
 func (f *Fence) Lead(ctx context.Context, name string, ttl time.Duration, work Work) error {
-	options, err := Options{TTL: ttl}.complete([]string{name})
+	a, err := Options{TTL: ttl, Wait: math.MaxInt64}.acquire([]string{name})
 	if err != nil {
 		return err
 	}
 	// If the answer to an acquire was lost, its own holder takes the grant over.
-	options.Wait, options.Reclaim = math.MaxInt64, true
-	d := &leadState{ttl: options.TTL.Milliseconds(), spread: f.h.states.spread}
+	a.Reclaim = true
+	d := &leadState{ttl: a.TTL, spread: f.h.states.spread}
 	effects := d.start()
 	for {
 		var pause time.Duration
@@ -208,7 +206,8 @@ func (f *Fence) Lead(ctx context.Context, name string, ttl time.Duration, work W
 		case <-time.After(pause):
 		}
 		var lease *Lease
-		if lease, err = f.Acquire(ctx, []string{name}, options); err != nil {
+		again := *a
+		if lease, err = f.h.acquire(ctx, &again); err != nil {
 			effects = d.notGranted(clock(), causeOf(err))
 		} else {
 			d.granted(clock())

@@ -46,6 +46,7 @@ type heartbeat struct {
 
 // acquire is one that is under way.
 type acquire struct {
+	ask
 	names   []string
 	options Options
 	// table and token are of a row, whose names are the table and the key.
@@ -305,28 +306,21 @@ func (h *heartbeat) acquire(ctx context.Context, a *acquire) (*Lease, error) {
 		return nil, ctx.Err()
 	}
 	a.answer, a.failed = make(chan effect, 1), make(chan struct{}, 1)
-	o := a.options
-	asked := ask{
-		Names: a.names, TTL: o.TTL.Milliseconds(), Wait: o.Wait.Milliseconds(),
-		Holder: o.Holder, Named: !o.isOwnHolder, Reclaim: o.Reclaim, Session: o.Session,
-		Shared: o.Shared || o.Slots > 1, AtMost: o.AtMost.Milliseconds(),
-	}
 	h.input(0, func() {
 		h.lastID++
-		asked.ID = strconv.Itoa(h.lastID)
-		h.acquires[asked.ID] = a
+		a.ID = strconv.Itoa(h.lastID)
+		h.acquires[a.ID] = a
 		if a.table == "" {
-			h.states.acquire(asked)
+			h.states.acquire(a.ask)
 		} else {
-			asked.Names = a.names[1:]
-			h.states.keepRow(asked, a.table, a.token)
+			h.states.keepRow(a.ask, a.table, a.token)
 		}
 	})
 	var e effect
 	select {
 	case e = <-a.answer:
 	case <-ctx.Done():
-		h.input(0, func() { h.states.giveUp(asked.ID) })
+		h.input(0, func() { h.states.giveUp(a.ID) })
 		e = <-a.answer
 	}
 	if e.Error == "NoConnection" || e.Error == "NoAnswer" {
