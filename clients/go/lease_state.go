@@ -232,11 +232,8 @@ func (s *leaseStates) keepRow(a ask, table string, token int64) {
 }
 
 func (s *leaseStates) giveUp(id string) {
-	for _, r := range s.requests {
-		if r.ID == id {
-			s.finish(r, effect{Error: "GivenUp"})
-			return
-		}
+	if r := find(s.requests, func(r *request) bool { return r.ID == id }); r != nil {
+		s.finish(r, effect{Error: "GivenUp"})
 	}
 }
 
@@ -386,17 +383,10 @@ func (s *leaseStates) failed(number int, code string, broken bool) {
 }
 
 func (s *leaseStates) disconnected(on int) {
-	for _, c := range s.calls {
-		if c.On == on {
-			s.callFailed(c, "ended", true)
-			return
-		}
-	}
-	for _, one := range s.links {
-		if one.number == on {
-			s.leave(one)
-			return
-		}
+	if c := find(s.calls, func(c *call) bool { return c.On == on }); c != nil {
+		s.callFailed(c, "ended", true)
+	} else if of := find(s.links, func(l *link) bool { return l.number == on }); of != nil {
+		s.leave(of)
 	}
 }
 
@@ -566,18 +556,18 @@ func (s *leaseStates) sendShared() {
 			beat = l
 		}
 	}
-	gives := slices.IndexFunc(s.giveBacks, s.isReleaseDue)
-	asks := slices.IndexFunc(s.requests, func(r *request) bool { return !r.isOwn() && s.isDue(r) })
+	g := find(s.giveBacks, s.isReleaseDue)
+	r := find(s.requests, func(r *request) bool { return !r.isOwn() && s.isDue(r) })
 	// Heartbeats go first; after two of them something else has its turn.
-	switch isOthersTurn := s.beats >= mostBeats && (gives >= 0 || asks >= 0); {
+	switch isOthersTurn := s.beats >= mostBeats && (g != nil || r != nil); {
 	case beat != nil && !isOthersTurn:
 		s.beats++
 		s.keep(s.goAlong(beat), &s.caller)
 		return
-	case gives >= 0:
-		s.sendRelease(s.together(s.giveBacks[gives]))
-	case asks >= 0:
-		s.try(s.requests[asks])
+	case g != nil:
+		s.sendRelease(s.together(g))
+	case r != nil:
+		s.try(r)
 	}
 	s.beats = 0
 }
@@ -689,21 +679,11 @@ func smallestTTL(leases []*leaseState) int64 {
 }
 
 func (s *leaseStates) call(number int) *call {
-	for _, c := range s.calls {
-		if c.Call == number {
-			return c
-		}
-	}
-	return nil
+	return find(s.calls, func(c *call) bool { return c.Call == number })
 }
 
 func (s *leaseStates) lease(key string) *leaseState {
-	for _, l := range s.leases {
-		if l.key == key {
-			return l
-		}
-	}
-	return nil
+	return find(s.leases, func(l *leaseState) bool { return l.key == key })
 }
 
 func (s *leaseStates) those(keys []string) (leases []*leaseState) {
@@ -713,6 +693,14 @@ func (s *leaseStates) those(keys []string) (leases []*leaseState) {
 		}
 	}
 	return leases
+}
+
+// find is the first of them that is so, or nil.
+func find[T any](some []*T, is func(*T) bool) *T {
+	if i := slices.IndexFunc(some, is); i >= 0 {
+		return some[i]
+	}
+	return nil
 }
 
 func without[T comparable](some []T, one T) []T {
@@ -789,11 +777,9 @@ func (s *leaseStates) leave(of *link) {
 		return
 	}
 	of.owner.link = nil
-	for _, l := range s.leases {
-		if &l.caller == of.owner && l.request.Session && l.lives() {
-			s.lose(l, ReasonSession, nil)
-			return
-		}
+	l := find(s.leases, func(l *leaseState) bool { return &l.caller == of.owner })
+	if l != nil && l.request.Session && l.lives() {
+		s.lose(l, ReasonSession, nil)
 	}
 }
 
@@ -1096,20 +1082,18 @@ func (s *leaseStates) acquireFailed(c *call, r *request, code string) {
 }
 
 func notGranted(code string, isOpening bool) effect {
-	e := effect{Error: "Refused"}
+	by := map[string]string{
+		"42501": "NotGranted", "42883": "NotInstalled", "3F000": "NotInstalled",
+	}
+	e := effect{Error: cmp.Or(by[code], "Refused")}
 	// Our own words are in lower case.
 	if len(code) == 5 && strings.ToUpper(code) == code {
 		e.SQLState = code
 	}
-	switch {
-	case isOpening:
+	if isOpening {
 		e.Error = "NoConnection"
-	case isOfConnection(code), isDoubtful(code):
+	} else if isOfConnection(code) || isDoubtful(code) {
 		e.Error = "NoAnswer"
-	case code == "42501":
-		e.Error = "NotGranted"
-	case code == "42883", code == "3F000":
-		e.Error = "NotInstalled"
 	}
 	return e
 }
