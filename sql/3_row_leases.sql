@@ -93,8 +93,13 @@ BEGIN
             failure := NULL;
         EXCEPTION WHEN OTHERS THEN
             -- An error of the server is raised, and so is one of the only row, unless its write was refused. Of several
-            -- rows each is asked for by itself.
-            IF SQLSTATE ~ '^(08|25|53|57|58|XX)' OR pairs = 1 AND SQLSTATE !~ '^PF' THEN
+            -- rows each is asked for by itself. (To a client 42883 means that pg_fence is missing. Here it is an operator
+            -- or a function of the table's.)
+            IF pairs = 1 AND SQLSTATE = '42883' THEN
+                RAISE EXCEPTION USING ERRCODE = '42804', MESSAGE = format('cannot keep a row of %s: %s', relation, SQLERRM),
+                    DETAIL = jsonb_build_object('relation', relation::text),
+                    HINT = 'A column of the key needs an operator =, and the deadline is a timestamptz.';
+            ELSIF SQLSTATE ~ '^(08|25|53|57|58|XX)' OR pairs = 1 AND SQLSTATE !~ '^PF' THEN
                 RAISE;
             ELSIF last > first THEN
                 together := 1;
