@@ -19,34 +19,21 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Mutex;
 
-/// A client or a variant of it: on another driver, or asynchronous.
+/// A client or a variant of it: on another driver, or asynchronous. `clients/new-language.md` says what each part is.
 ///
-/// Its commands are run by the shell in its directory, which they find in `$CLIENT`. They write only into its target
-/// directory, `$OUT`.
+/// Its commands are run by the shell in its directory. They write only into its target directory, `$OUT`.
 #[derive(Debug, Clone, Copy)]
 pub struct Language {
-    /// The name on the command line.
     pub name: &'static str,
-    /// The directory in `clients`.
     pub directory: &'static str,
-    /// Returns true if nothing would be fetched.
     pub is_there: fn() -> bool,
-    /// Fetches tools and libraries into the target directory, and returns variables for the commands.
     pub bring: fn() -> Result<Variables>,
-    /// Builds the programs. It is run if a source is another than at the last time.
     pub build: &'static str,
-    /// Starts the worker.
     pub worker: &'static str,
-    /// The file with the example of its README, and the command that starts it. The URL to connect to is added.
     pub first_worker: (&'static str, &'static str),
-    /// Starts the client's own tests, with `DATABASE_URL` for a database with the extension, as its superuser. Empty if
-    /// another variant has them.
     pub tests: &'static str,
-    /// The tools of the checks, in pinned versions.
     pub tools: &'static [Runtime],
-    /// Its linters, and the checks of its registry. Each prints what it finds, and fails.
-    pub checks: &'static [(&'static str, &'static str)],
-    /// The program made of the examples in its README, which is checked as well.
+    pub checks: &'static [&'static str],
     pub page: Option<Page>,
 }
 
@@ -95,7 +82,7 @@ impl Language {
         let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(|e| e.into_inner());
         let out = out(self.directory);
         fs::create_dir_all(&out)?;
-        let mut variables = vec![("CLIENT", self.source().into()), ("OUT", out.into())];
+        let mut variables = vec![("OUT", out.into())];
         variables.extend((self.bring)()?);
         let client = Client { language: *self, variables };
         if !self.build.is_empty() {
@@ -133,9 +120,9 @@ impl Client {
         self.shell(harness.rundir().command("sh"), &format!("exec {program} \"$@\""))
     }
 
-    /// The checks of its source and its package, which are run in this order. They find their tools in `$PATH`, the first
-    /// of which are in `$TOOLS`.
-    pub fn checks(&self) -> Result<Vec<(&'static str, Command)>> {
+    /// Runs all checks of its source and its package. The error has the output of those that find something. They find
+    /// their tools in `$PATH`, the first of which are in `$TOOLS`.
+    pub fn check(&self) -> Result<()> {
         let Language { tools, checks, page, directory, .. } = &self.language;
         let homes = tools.iter().map(|tools| runtime::fetch(*tools)).collect::<Result<Vec<_>>>()?;
         let bin = |home: &PathBuf| format!("{0}/bin:{0}/node_modules/.bin:", home.display());
@@ -151,12 +138,14 @@ impl Client {
             fs::create_dir_all(&dir)?;
             fs::write(dir.join(page.file), format!("{begin}{}{end}", code.concat()))?;
         }
-        let check = |(name, commands): &(&'static str, &str)| {
+        let run = |commands: &&str| {
             let commands = format!("PATH=\"{path}$PATH\"\n{commands}");
             let mut shell = self.shell(Command::new("sh"), &commands);
-            shell.envs(homes.first().map(|home| ("TOOLS", home)));
-            (*name, shell)
+            let error = output_of(shell.envs(homes.first().map(|home| ("TOOLS", home)))).err()?;
+            Some(format!("{error:#}"))
         };
-        Ok(checks.iter().map(check).collect())
+        let found: Vec<String> = checks.iter().filter_map(run).collect();
+        ensure!(found.is_empty(), "{}", found.join("\n"));
+        Ok(())
     }
 }

