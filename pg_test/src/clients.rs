@@ -24,7 +24,7 @@ use crate::edition;
 use crate::harness::Harness;
 use crate::skipped::is_left_out;
 use crate::surface::Surface;
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use languages::{Client, Language};
 use scenario::Scenario;
 use std::collections::{BTreeMap, BTreeSet};
@@ -104,17 +104,15 @@ pub fn run(program: &Path, options: &Options) -> Result<()> {
     scenarios.retain(|one| options.ask_for(&one.key()));
     let harness = Harness::start(program)?;
     let surface = Surface::of(&mut harness.database()?.connect()?)?;
-    scenarios.retain(|one| match one.lacks(&surface) {
-        Some(what) => {
-            eprintln!("left out: {}: this edition has no {what}", one.name);
-            false
-        }
-        None => true,
-    });
+    let (there, others): (Vec<_>, _) = scenarios.into_iter().partition(|one| one.is_in(&surface));
+    for scenario in others {
+        let missing = surface.left_out().join(", ");
+        eprintln!("left out: {}: this edition has no {missing}", scenario.name);
+    }
     let mut table = Table::default();
     for client in &clients {
         let client = client.prepare().with_context(|| format!("{} cannot be had", client.name))?;
-        play(&harness, &client, &scenarios, options, &mut table);
+        play(&harness, &client, &there, options, &mut table);
     }
     harness.close();
     table.print(&clients);
@@ -154,7 +152,8 @@ fn play(
             play(scenario.name, &|| fixture::play(harness, scenario, client, None));
         }
     }
-    let mut plants: BTreeSet<&str> = scenarios.iter().flat_map(Scenario::catches).collect();
+    let mut plants: BTreeSet<&str> =
+        scenarios.iter().flat_map(|one| &one.catches).copied().collect();
     plants.retain(|plant| options.plant.as_ref().is_none_or(|only| only == plant));
     for plant in plants.into_iter().filter(|_| !options.no_plants) {
         play(&format!("planted: {plant}"), &|| catch(harness, client, scenarios, plant));
@@ -168,12 +167,9 @@ fn language(name: &str) -> Result<&'static Language> {
 
 /// Each scenario that catches the fault must fail with it.
 fn catch(harness: &Harness, client: &Client, scenarios: &[Scenario], plant: &str) -> Result<()> {
-    for scenario in scenarios.iter().filter(|scenario| scenario.catches().any(|one| one == plant)) {
-        match fixture::play(harness, scenario, client, Some(plant)) {
-            Err(error) if error.is::<fixture::NotReady>() => return Err(error),
-            Err(caught) => eprintln!("{plant}: caught by \"{}\": {caught:#}", scenario.name),
-            Ok(()) => bail!("not caught by {}", scenario.name),
-        }
+    for scenario in scenarios.iter().filter(|scenario| scenario.catches.contains(&plant)) {
+        let played = fixture::play(harness, scenario, client, Some(plant));
+        fixture::is_caught(plant, scenario.name, played)?;
     }
     Ok(())
 }

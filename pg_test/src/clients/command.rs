@@ -13,11 +13,10 @@ pub mod lost;
 pub mod plain;
 pub mod terminal;
 
-use super::fixture::NotReady;
+use super::fixture::is_caught;
 use super::languages::rust;
 use crate::harness::Harness;
-use crate::skipped::is_left_out;
-use anyhow::{Result, bail};
+use anyhow::Result;
 use fixture::CommandFixture;
 
 type Scenario = fn(&mut CommandFixture) -> Result<()>;
@@ -37,11 +36,8 @@ const FAULTS: &[(&str, Scenario)] = &[
 /// Plants each fault and checks that its scenario fails.
 pub fn catch_all(harness: &Harness) -> Result<()> {
     for (fault, scenario) in FAULTS {
-        match fixture::play(harness, &rust::command_with(fault)?, None, "", scenario) {
-            Err(error) if error.is::<NotReady>() || is_left_out(&error) => return Err(error),
-            Err(caught) => eprintln!("{fault}: caught: {caught:#}"),
-            Ok(()) => bail!("{fault} is not caught"),
-        }
+        let played = fixture::play(harness, &rust::command_with(fault)?, None, "", scenario);
+        is_caught(fault, "its scenario", played)?;
     }
     Ok(())
 }

@@ -3,12 +3,14 @@
 use super::languages::Client;
 use super::scenario::{Scenario, duration, order};
 use super::scenario_servers::ScenarioServers;
-use super::tcp_proxy::{BOTH, Direction, TcpProxy};
+use super::tcp_proxy::{BOTH, Direction};
 use super::worker::{ClientWorker, Kind, in_words};
 use crate::harness::Harness;
-use crate::{edition, stall_detector};
+use crate::skipped::is_left_out;
+use crate::{edition, process, stall_detector};
 use anyhow::{Context, Result, bail, ensure};
-use serde_json::{Value, json};
+use nix::sys::signal::Signal;
+use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -26,6 +28,18 @@ pub struct NotReady;
 impl fmt::Display for NotReady {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("the scenario cannot be played")
+    }
+}
+
+/// Checks that a scenario has failed with a planted fault.
+pub fn is_caught(fault: &str, scenario: &str, played: Result<()>) -> Result<()> {
+    match played {
+        Err(error) if error.is::<NotReady>() || is_left_out(&error) => Err(error),
+        Err(caught) => {
+            eprintln!("{fault}: caught by \"{scenario}\": {caught:#}");
+            Ok(())
+        }
+        Ok(()) => bail!("{fault} is not caught by \"{scenario}\""),
     }
 }
 
@@ -54,7 +68,7 @@ pub fn play(
         let servers = servers(harness, scenario, plant, pace).context(NotReady)?;
         let (workers, disturbed_at) = (BTreeMap::new(), unix_ms());
         let mut fixture = Fixture { servers, client, pace, workers, disturbed_at };
-        for line in scenario.steps() {
+        for line in &scenario.steps {
             fixture.play(line).with_context(|| format!("at \"{line}\""))?;
         }
         fixture.close().context("at the end")
@@ -67,12 +81,12 @@ fn servers<'a>(
     plant: Option<&str>,
     pace: u32,
 ) -> Result<ScenarioServers<'a>> {
-    let servers = ScenarioServers::start(harness, scenario.need())?;
+    let servers = ScenarioServers::start(harness, scenario.need)?;
     let (mut admin, role) = (servers.admin()?, &servers.role);
     if !edition::is_lite() {
         admin.run(&format!("SELECT fence_grant('{role}', 'adopter')"))?;
     }
-    for (name, value) in scenario.role_settings() {
+    for &(name, value) in &scenario.role_settings {
         let time = duration(&value.split(' ').collect::<Vec<_>>());
         let slower = time.map(|time| format!("{} ms", (time * pace).as_millis()));
         let value = slower.unwrap_or_else(|_| value.to_owned());
@@ -85,14 +99,12 @@ fn servers<'a>(
     Ok(servers)
 }
 
-/// The present time in milliseconds since 1970.
 fn unix_ms() -> i64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     since.as_millis() as i64
 }
 
 impl Fixture<'_> {
-    /// Plays a line.
     fn play(&mut self, line: &str) -> Result<()> {
         let (what, answer) = line.split_once("->").unwrap_or((line, ""));
         let words: Vec<&str> = what.split_whitespace().collect();
@@ -122,8 +134,8 @@ impl Fixture<'_> {
                     _ => bail!("the link does what?"),
                 }
             }
-            ["freeze", worker] => self.worker(worker)?.freeze()?,
-            ["thaw", worker] => self.worker(worker)?.thaw()?,
+            ["freeze", worker] => process::freeze_living(self.worker(worker)?.child.pid())?,
+            ["thaw", worker] => process::resume(self.worker(worker)?.child.pid())?,
             [fate @ ("kill" | "end" | "term"), worker] => {
                 let mut worker = self.workers.remove(worker).context("who?")?;
                 worker.has_said_all()?;
@@ -131,11 +143,14 @@ impl Fixture<'_> {
                     "kill" => worker.child.kill()?,
                     // Its input ends, and it exits as programs in its language do.
                     "end" => worker.leave()?,
-                    _ => worker.terminate()?,
+                    _ => {
+                        process::signal(worker.child.pid(), Signal::SIGTERM)?;
+                        worker.child.ended()?;
+                    }
                 }
             }
             [worker, "logs", "at", "most", lines, "lines"] => {
-                let logged = self.worker(worker)?.logged();
+                let logged = self.worker(worker)?.logged().len();
                 ensure!(logged <= lines.parse()?, "{worker} has logged {logged} lines");
             }
             [worker, "is", "measured", "for", ref time @ ..] => {
@@ -173,13 +188,7 @@ impl Fixture<'_> {
     /// The worker of that name, which is started when first mentioned.
     fn worker(&mut self, name: &str) -> Result<&mut ClientWorker> {
         if !self.workers.contains_key(name) {
-            let servers = &self.servers;
-            let link = TcpProxy::start(servers.port())?;
-            let connect = json!({
-                "do": "connect", "host": "127.0.0.1", "port": link.port(), "user": servers.role,
-                "dbname": servers.database.name(), "application": name,
-            });
-            let worker = ClientWorker::start(servers.harness, self.client, name, link, &connect)
+            let worker = ClientWorker::start(&self.servers, self.client, name)
                 .with_context(|| format!("{name} does not start"))
                 .context(NotReady)?;
             self.workers.insert(name.to_owned(), worker);
@@ -187,14 +196,13 @@ impl Fixture<'_> {
         self.workers.get_mut(name).context("just started")
     }
 
-    /// Sends a command to a worker.
     fn tell(&mut self, name: &str, words: &[&str]) -> Result<()> {
         let order = order(words, self.pace)?;
         let worker = self.worker(name)?;
         if order["do"] == "hold" {
-            worker.crowd_ttl_ms = order["ttl_ms"].as_i64().unwrap_or_default();
-            let names = order["names"].as_array().into_iter().flatten();
-            worker.crowd.extend(names.filter_map(Value::as_str).map(str::to_owned));
+            let ttl_ms = order["ttl_ms"].as_i64().context("it has no ttl")?;
+            let names = order["names"].as_array().into_iter().flatten().filter_map(Value::as_str);
+            worker.crowd.extend(names.map(|name| (name.to_owned(), ttl_ms)));
         }
         worker.tell(&order)
     }
@@ -244,9 +252,8 @@ impl Fixture<'_> {
         let at_once = which == ["at", "once"];
         let is_that = at_once || which.is_empty() || which == [lease];
         ensure!(is_meant && is_that, "{name} says {said}");
-        let (earliest, deadline) = if worker.crowd.remove(lease) {
+        let (earliest, deadline) = if let Some(ttl_ms) = worker.crowd.remove(lease) {
             // It was renewed within the last third of its ttl before the last event.
-            let ttl_ms = worker.crowd_ttl_ms;
             (disturbed_at + ttl_ms / 2, disturbed_at + ttl_ms)
         } else {
             let deadline = worker.deadline.context("it never had the lease")?;

@@ -7,10 +7,17 @@ use std::time::Duration;
 
 const PAGE: &str = include_str!("../../../clients/scenarios.md");
 
-/// A scenario: its name, and its lines.
+#[derive(Default)]
 pub struct Scenario {
     pub name: &'static str,
-    lines: Vec<&'static str>,
+    /// What it needs besides a database: see [`ScenarioServers::start`](super::scenario_servers::ScenarioServers::start).
+    pub need: Option<&'static str>,
+    /// The planted faults with which it fails.
+    pub catches: Vec<&'static str>,
+    /// The settings of the role with which workers log in.
+    pub role_settings: Vec<(&'static str, &'static str)>,
+    /// The lines that are played.
+    pub steps: Vec<&'static str>,
 }
 
 /// All scenarios, in the order of the page.
@@ -21,12 +28,21 @@ pub fn all() -> Result<Vec<Scenario>> {
 fn scenario(section: &'static str) -> Result<Scenario> {
     let (name, text) = section.split_once('\n').context("a heading alone")?;
     let code = text.split_once("```\n").and_then(|(_, code)| code.split_once("```"));
-    let lines: Vec<_> = code.with_context(|| format!("{name}: no steps"))?.0.lines().collect();
+    let (lines, _) = code.with_context(|| format!("{name}: no steps"))?;
+    let mut scenario = Scenario { name, ..Scenario::default() };
+    for line in lines.lines() {
+        match line.split_once(' ') {
+            Some(("with", need)) => scenario.need = need.strip_prefix("a "),
+            Some(("catches", faults)) => scenario.catches.extend(faults.split_whitespace()),
+            Some(("role", setting)) => scenario.role_settings.extend(setting.split_once(' ')),
+            _ => scenario.steps.push(line),
+        }
+    }
     ensure!(
-        lines.last().is_some_and(|line| line.starts_with("writes")),
+        scenario.steps.last().is_some_and(|line| line.starts_with("writes")),
         "{name}: it does not end with what was written"
     );
-    Ok(Scenario { name, lines })
+    Ok(scenario)
 }
 
 impl Scenario {
@@ -36,53 +52,23 @@ impl Scenario {
         plain.chars().filter(|c| c.is_ascii_alphanumeric() || *c == '-').collect()
     }
 
-    /// What follows this word in the lines that begin with it.
-    fn settings(&self, word: &str) -> impl Iterator<Item = &'static str> {
-        self.lines.iter().filter_map(move |line| line.strip_prefix(word))
-    }
-
-    /// What it needs besides a database: see [`ScenarioServers::start`](super::scenario_servers::ScenarioServers::start).
-    pub fn need(&self) -> Option<&'static str> {
-        self.settings("with a ").next()
-    }
-
-    /// The planted faults with which the scenario fails.
-    pub fn catches(&self) -> impl Iterator<Item = &'static str> {
-        self.settings("catches ").flat_map(str::split_whitespace)
-    }
-
-    /// The settings of the role with which workers log in.
-    pub fn role_settings(&self) -> impl Iterator<Item = (&'static str, &'static str)> {
-        self.settings("role ").filter_map(|setting| setting.split_once(' '))
-    }
-
-    /// The lines that are played.
-    pub fn steps(&self) -> impl Iterator<Item = &'static str> {
-        let is_step =
-            |line: &&str| !["with ", "catches ", "role "].iter().any(|word| line.starts_with(word));
-        self.lines.iter().copied().filter(is_step)
-    }
-
-    /// What this edition lacks for the scenario; `None` if it can be played.
-    pub fn lacks(&self, surface: &Surface) -> Option<&'static str> {
+    /// Returns true if an edition has all calls of the scenario.
+    pub fn is_in(&self, surface: &Surface) -> bool {
         let asks = |order: &str, option: &str| {
             let is_such = |line: &&str| line.split_whitespace().nth(1) == Some(order);
-            self.lines.iter().copied().filter(is_such).any(|line| line.contains(option))
+            self.steps.iter().copied().filter(is_such).any(|line| line.contains(option))
         };
         let keeps_snapshot =
-            self.role_settings().any(|(name, _)| name == "default_transaction_isolation");
-        let keeps_snapshot = keeps_snapshot && asks("acquire", " wait ");
-        [
-            (surface.sessions, asks("acquire", " session "), "session => true"),
-            (surface.multi_holder, asks("acquire", " shared "), "shared grants"),
-            (surface.multi_holder, asks("acquire", " slots "), "slots"),
-            (surface.several, asks("acquire", ","), "several leases at once"),
-            (surface.several, keeps_snapshot, "wait at REPEATABLE READ"),
-            (surface.adoption, asks("adopted", ""), "adoption"),
-            (surface.several, asks("guard-all", ""), "tokens of several guards"),
-        ]
-        .into_iter()
-        .find_map(|(is_there, is_used, what)| (is_used && !is_there).then_some(what))
+            self.role_settings.iter().any(|(name, _)| *name == "default_transaction_isolation");
+        // Editions without calls on several leases have no wait at REPEATABLE READ either.
+        let asks_several = asks("acquire", ",")
+            || asks("guard-all", "")
+            || (keeps_snapshot && asks("acquire", " wait "));
+        let asks_multi_holder = asks("acquire", " shared ") || asks("acquire", " slots ");
+        (surface.sessions || !asks("acquire", " session "))
+            && (surface.multi_holder || !asks_multi_holder)
+            && (surface.several || !asks_several)
+            && (surface.adoption || !asks("adopted", ""))
     }
 }
 
@@ -100,8 +86,9 @@ pub fn duration(words: &[&str]) -> Result<Duration> {
 
 /// The command to a worker (see clients/new-language.md), with all durations multiplied.
 pub fn order(words: &[&str], pace: u32) -> Result<Value> {
-    let (what, mut rest) = words.split_first().context("no order")?;
+    let (what, rest) = words.split_first().context("no order")?;
     let mut order = json!({ "do": what });
+    let mut words = rest.iter().copied();
     let first = match *what {
         "acquire" | "hold" => "names",
         "lead" | "adopted" => "name",
@@ -111,31 +98,22 @@ pub fn order(words: &[&str], pace: u32) -> Result<Value> {
         _ => "",
     };
     if !first.is_empty() {
-        let (value, others) = rest.split_first().context("of what?")?;
+        let value = words.next().context("of what?")?;
         order[first] = if first == "names" { names(value)? } else { json!(value) };
-        rest = others;
     }
-    let ms = |number, unit| -> Result<Value> {
-        Ok(json!((duration(&[number, unit])? * pace).as_millis() as u64))
-    };
-    while !rest.is_empty() {
-        let (key, value, others) = match *rest {
-            ["ttl", number, unit, ref rest @ ..] => ("ttl_ms", ms(number, unit)?, rest),
-            ["wait", number, unit, ref rest @ ..] => ("wait_ms", ms(number, unit)?, rest),
-            ["within", number, unit, ref rest @ ..] => ("within_ms", ms(number, unit)?, rest),
-            [key @ ("token" | "slots"), number, ref rest @ ..] => {
-                (key, json!(number.parse::<i64>()?), rest)
-            }
-            ["holder", holder, ref rest @ ..] => ("holder", json!(holder), rest),
-            [flag @ ("session" | "shared" | "reclaim"), ref rest @ ..] => (flag, json!(true), rest),
-            ["after-reading", ref rest @ ..] => ("read_first", json!(true), rest),
-            ["releasing", ref rest @ ..] => ("release", json!(true), rest),
+    let ms = |time: [&str; 2]| anyhow::Ok(json!((duration(&time)? * pace).as_millis() as u64));
+    while let Some(word) = words.next() {
+        let mut next = || words.next().with_context(|| format!("{word} what?"));
+        match word {
+            "ttl" | "wait" | "within" => order[format!("{word}_ms")] = ms([next()?, next()?])?,
+            "token" | "slots" => order[word] = json!(next()?.parse::<i64>()?),
+            "holder" => order[word] = json!(next()?),
+            "session" | "shared" | "reclaim" => order[word] = json!(true),
+            "after-reading" => order["read_first"] = json!(true),
+            "releasing" => order["release"] = json!(true),
             // The duration of a `sleep`.
-            [number, unit, ref rest @ ..] => ("ms", ms(number, unit)?, rest),
-            _ => bail!("what is {rest:?}?"),
-        };
-        order[key] = value;
-        rest = others;
+            number => order["ms"] = ms([number, next()?])?,
+        }
     }
     Ok(order)
 }
@@ -144,13 +122,13 @@ pub fn order(words: &[&str], pace: u32) -> Result<Value> {
 fn names(list: &str) -> Result<Value> {
     let mut names = Vec::new();
     for one in list.split(',') {
-        let Some((first, last)) = one.split_once("..") else {
+        if let Some((first, last)) = one.split_once("..") {
+            let word = first.trim_end_matches(|c: char| c.is_ascii_digit());
+            let range = first[word.len()..].parse::<u32>()?..=last.parse::<u32>()?;
+            names.extend(range.map(|number| format!("{word}{number}")));
+        } else {
             names.push(one.to_owned());
-            continue;
-        };
-        let word = first.trim_end_matches(|c: char| c.is_ascii_digit());
-        let range = first[word.len()..].parse::<u32>()?..=last.parse::<u32>()?;
-        names.extend(range.map(|number| format!("{word}{number}")));
+        }
     }
     Ok(json!(names))
 }

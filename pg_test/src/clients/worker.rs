@@ -2,18 +2,17 @@
 //! messages.
 
 use super::languages::Client;
+use super::scenario_servers::ScenarioServers;
 use super::tcp_proxy::TcpProxy;
-use crate::harness::Harness;
 use crate::process::{self, ChildProcess, PATIENCE, wait_until};
 use anyhow::{Context, Result, bail, ensure};
-use nix::sys::signal::Signal;
 use serde_json::{Value, json};
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
-use std::process::{ChildStdin, ExitStatus, Stdio};
+use std::process::Stdio;
 use std::sync::mpsc::{self, Receiver};
 use std::time::Instant;
 
@@ -49,18 +48,14 @@ pub fn in_words(said: &Value) -> String {
 pub struct ClientWorker {
     name: String,
     pub child: ChildProcess,
-    stdin: Option<ChildStdin>,
     pub link: TcpProxy,
     stdout: Receiver<Value>,
     /// What it has said and nobody has waited for.
     said: Vec<Value>,
     /// Its standard error.
     complaints: PathBuf,
-    /// True if the last event was the loss of the lease.
-    is_lost: bool,
-    /// The leases taken by `hold`, with their ttl.
-    pub crowd: BTreeSet<String>,
-    pub crowd_ttl_ms: i64,
+    /// The leases taken by `hold`, with their ttl in milliseconds.
+    pub crowd: BTreeMap<String, i64>,
     /// The token of its grant, and the latest deadline that it reported, in milliseconds since 1970.
     pub token: Option<i64>,
     pub deadline: Option<i64>,
@@ -69,16 +64,16 @@ pub struct ClientWorker {
 }
 
 impl ClientWorker {
-    /// Starts a worker, which connects through the link.
-    pub fn start(
-        harness: &Harness,
-        client: &Client,
-        name: &str,
-        link: TcpProxy,
-        connect: &Value,
-    ) -> Result<ClientWorker> {
-        let complaints = harness.rundir().path().join(format!("{name}-{}", link.port()));
-        let mut command = client.program(harness, client.language.worker);
+    /// Starts a worker, which connects through a link of its own.
+    pub fn start(servers: &ScenarioServers, client: &Client, name: &str) -> Result<ClientWorker> {
+        let link = TcpProxy::start(servers.port())?;
+        let connect = json!({
+            "do": "connect", "host": "127.0.0.1", "port": link.port(), "user": servers.role,
+            "dbname": servers.database.name(), "application": name,
+        });
+        let rundir = servers.harness.rundir().path();
+        let complaints = rundir.join(format!("{name}-{}", link.port()));
+        let mut command = client.program(servers.harness, client.language.worker);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(File::create(&complaints)?);
         let mut child = ChildProcess::start(command.process_group(0))?;
         let lines = BufReader::new(child.stdout.take().context("no pipe")?).lines();
@@ -93,26 +88,23 @@ impl ClientWorker {
         });
         let mut worker = ClientWorker {
             name: name.to_owned(),
-            stdin: child.stdin.take(),
             child,
             link,
             stdout,
             said: Vec::new(),
             complaints,
-            is_lost: false,
-            crowd: BTreeSet::new(),
-            crowd_ttl_ms: 0,
+            crowd: BTreeMap::new(),
             token: None,
             deadline: None,
             tasks: 0,
         };
-        worker.ask(connect, "connected")?;
+        worker.ask(&connect, "connected")?;
         worker.tasks = worker.tasks()?;
         Ok(worker)
     }
 
     pub fn tell(&mut self, order: &Value) -> Result<()> {
-        let stdin = self.stdin.as_mut().context("it is gone")?;
+        let stdin = self.child.stdin.as_mut().context("it is gone")?;
         writeln!(stdin, "{order}").with_context(|| format!("{} is gone", self.name))?;
         Ok(stdin.flush()?)
     }
@@ -132,8 +124,9 @@ impl ClientWorker {
                 return Ok(self.said.remove(at));
             }
             let (name, complaints) = (&self.name, || self.complaints());
-            if kind == Kind::Renewal && self.is_lost {
-                bail!("{name} renews nothing any more, for its lease is lost{}", complaints());
+            let event = self.said.iter().find(|said| kind_of(said) == Kind::Event);
+            if let (Kind::Renewal, Some(said)) = (kind, event) {
+                bail!("{name} should renew, and says {said}{}", complaints());
             }
             match self.stdout.recv_timeout(until.saturating_duration_since(Instant::now())) {
                 Ok(said) => self.note(said),
@@ -156,33 +149,22 @@ impl ClientWorker {
     }
 
     fn note(&mut self, said: Value) {
-        let of_crowd = said["name"].as_str().is_some_and(|name| self.crowd.contains(name));
-        match said["event"].as_str() {
-            Some("lost") if !of_crowd => self.is_lost = true,
-            Some("acquired" | "leading" | "renewed") => self.is_lost = false,
-            _ => {}
-        }
         if kind_of(&said) == Kind::Renewal {
             self.deadline = said["deadline"].as_i64().max(self.deadline);
         }
         self.said.push(said);
     }
 
-    /// Its standard error.
-    fn complained(&self) -> String {
-        String::from_utf8_lossy(&fs::read(&self.complaints).unwrap_or_default()).into_owned()
+    /// The lines on its standard error.
+    pub fn logged(&self) -> Vec<String> {
+        let text = fs::read(&self.complaints).unwrap_or_default();
+        String::from_utf8_lossy(&text).lines().map(str::to_owned).collect()
     }
 
     /// The end of its standard error.
     fn complaints(&self) -> String {
-        let text = self.complained();
-        let lines: Vec<&str> = text.lines().collect();
+        let lines = self.logged();
         lines[lines.len().saturating_sub(20)..].iter().map(|line| format!("\n    {line}")).collect()
-    }
-
-    /// The number of lines on its standard error.
-    pub fn logged(&self) -> usize {
-        self.complained().lines().count()
     }
 
     /// Checks that it has said nothing, except for renewals, that nobody has waited for.
@@ -193,24 +175,10 @@ impl ClientWorker {
         Ok(())
     }
 
-    pub fn freeze(&self) -> Result<()> {
-        process::freeze_living(self.child.pid())
-    }
-
-    pub fn thaw(&self) -> Result<()> {
-        process::resume(self.child.pid())
-    }
-
-    /// Sends SIGTERM and waits for the end of the worker.
-    pub fn terminate(&mut self) -> Result<()> {
-        process::signal(self.child.pid(), Signal::SIGTERM)?;
-        self.ends().map(drop)
-    }
-
     /// Checks that it releases its leases, and has nothing left of them.
     pub fn close(&mut self) -> Result<()> {
         // It may be frozen still.
-        self.thaw()?;
+        process::resume(self.child.pid())?;
         self.link.restore();
         self.ask(&json!({ "do": "close" }), "closed")?;
         let mut more = 0;
@@ -223,14 +191,10 @@ impl ClientWorker {
 
     /// Closes its input and waits for its end.
     pub fn leave(&mut self) -> Result<()> {
-        drop(self.stdin.take());
-        let status = self.ends()?;
+        drop(self.child.stdin.take());
+        let status = self.child.ended()?;
         ensure!(status.success(), "{} ends with {status:?}{}", self.name, self.complaints());
         Ok(())
-    }
-
-    fn ends(&mut self) -> Result<ExitStatus> {
-        self.child.ended().with_context(|| self.name.clone())
     }
 
     /// The number of threads and tasks beyond those right after its start.
