@@ -34,7 +34,7 @@ pub struct ScenarioServers<'a> {
     /// The scenario's own server, if it has one; after a failover, the former standby.
     own: Option<Cluster>,
     standby: Option<Cluster>,
-    pub clock: Option<Clock>,
+    clock: Option<Clock>,
     pooler: Option<Pooler>,
     /// An open transaction that has renewed a lease.
     locker: Option<Session>,

@@ -13,7 +13,6 @@ use std::io::Read;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
-use std::time::Duration;
 
 pub use crate::process::{freeze_living as freeze, resume as thaw};
 
@@ -57,8 +56,8 @@ pub struct CommandFixture<'a> {
     pub servers: ScenarioServers<'a>,
     /// The network link by which runs reach the server.
     pub link: TcpProxy,
-    /// The factor by which all durations in the options are multiplied.
-    pace: u32,
+    /// The factor by which all durations are multiplied.
+    pub pace: u32,
     /// Further options of all runs.
     options: &'static str,
     program: PathBuf,
@@ -140,11 +139,6 @@ impl<'a> CommandFixture<'a> {
     pub fn is_outlived(&self) -> Result<()> {
         self.taken_over()?;
         self.has_ended()
-    }
-
-    /// A duration at this pace.
-    pub fn time(&self, time: Duration) -> Duration {
-        time * self.pace
     }
 
     /// Waits until a script has made a file of that name, and returns its content.
@@ -292,10 +286,11 @@ pub fn has_ended(pid: i32) -> Result<()> {
     Ok(())
 }
 
-/// Returns true if processes may create cgroups here, with which the kernel can kill.
-pub fn cgroups_are_at_hand() -> bool {
+/// Leaves a test out if processes may not create cgroups here, with which the kernel can kill.
+pub fn needs_cgroups() -> Result<()> {
     let probe = r#"mount=$(awk '$3 == "cgroup2" { print $2; exit }' /proc/self/mounts)
         probe=$mount$(sed -n s/^0:://p /proc/self/cgroup)/probe-$$
         mkdir "$probe"; found=$(ls "$probe/cgroup.kill") || :; rmdir "$probe"; test "$found""#;
-    output_of(Command::new("sh").args(["-ec", probe])).is_ok()
+    let made = output_of(Command::new("sh").args(["-ec", probe]));
+    made.map(drop).or_else(|_| left_out("no cgroup (version 2, Linux 5.14) can be made here"))
 }

@@ -2,18 +2,14 @@
 //! it is frozen; and then the server refuses its writes.
 
 use super::fixture::{
-    CommandFixture, Ended, Run, cgroups_are_at_hand, freeze, has_ended, is_gone, kill, thaw,
+    CommandFixture, Ended, Run, freeze, has_ended, is_gone, kill, needs_cgroups, thaw,
 };
 use crate::Calls;
-use crate::clients::tcp_proxy::{BOTH, Direction};
+use crate::clients::tcp_proxy::BOTH;
 use crate::process::{self, PATIENCE, wait_until};
-use crate::skipped::left_out;
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use std::thread::sleep;
 use std::time::Duration;
-
-/// Writes once, reports its pid, and runs forever.
-const WORKS: &str = "write A1; ready; for_ever";
 
 /// Writes when told to.
 const WRITES_LATER: &str = "ready; await go; write A1";
@@ -133,34 +129,23 @@ pub fn killed_keeper(fixture: &mut CommandFixture) -> Result<()> {
     ends_in_time(fixture, "job --ttl 6s", |run| kill(run.keeper()?))?.says("has died")
 }
 
-/// Kills both processes of a run at once, and waits until the command is gone.
-fn both_are_killed(fixture: &CommandFixture, options: &str) -> Result<Run> {
-    let run = fixture.run_ready(options, WORKS)?;
+/// Both processes of a run are killed at once, and the program with them. The processes that it has started continue,
+/// and the server refuses their writes.
+pub fn killed(fixture: &mut CommandFixture, options: &str) -> Result<()> {
+    let run = fixture.run_ready(options, "write A1; ready; for_ever")?;
     let both = [run.supervisor(), run.keeper()?];
     both.into_iter().try_for_each(freeze)?;
     both.into_iter().try_for_each(kill)?;
-    is_gone(fixture.pid("pid")?).map(|()| run)
-}
-
-/// Only the command is killed: processes that it has started continue, and the server refuses their writes.
-pub fn killed(fixture: &mut CommandFixture) -> Result<()> {
-    both_are_killed(fixture, "job --ttl 3s")?.ends_killed()?;
-    fixture.taken_over().map(drop)
-}
-
-/// All processes of a run die at once, and so does the session of its lease.
-pub fn killed_with_a_session_lease(fixture: &mut CommandFixture) -> Result<()> {
-    let run = both_are_killed(fixture, "job --session --ttl 10m")?;
-    // Long before the ttl.
+    is_gone(fixture.pid("pid")?)?;
     fixture.is_written_by_another()?;
     run.ends_killed()?;
     fixture.servers.has_written(&["A1", "B1"])
 }
 
 /// Nobody is notified of the cut.
-pub fn cut(fixture: &mut CommandFixture, directions: &[Direction]) -> Result<()> {
+pub fn cut(fixture: &mut CommandFixture) -> Result<()> {
     let swallow = |_: &Run| {
-        fixture.link.swallow(directions);
+        fixture.link.swallow(BOTH);
         Ok(())
     };
     ends_in_time(fixture, "job --ttl 3s --wait 1m", swallow).map(drop)
@@ -171,21 +156,12 @@ pub fn mended_in_time(fixture: &mut CommandFixture) -> Result<()> {
     fixture.wait_for_renewals(1)?;
     fixture.link.swallow(BOTH);
     // A renewal is due meanwhile, after a third of the ttl.
-    sleep(fixture.time(Duration::from_secs(17)));
+    sleep(Duration::from_secs(17) * fixture.pace);
     fixture.link.restore();
     fixture.wait_for_renewals(1)?;
     fixture.touch("go")?;
     run.ends_with(0)?;
     fixture.servers.has_written(&["A1"])
-}
-
-pub fn restarted(fixture: &mut CommandFixture) -> Result<()> {
-    let run = fixture.run_ready("job --ttl 30s", "write A1; ready; await go; write A2")?;
-    fixture.servers.cluster().restart()?;
-    fixture.wait_for_renewals(1)?;
-    fixture.touch("go")?;
-    run.ends_with(0)?;
-    fixture.servers.has_written(&["A1", "A2"])
 }
 
 /// In the new epoch no token speaks before a renewal, and an adopted one before another adoption: an earlier write is
@@ -237,9 +213,7 @@ pub fn session_lost(fixture: &mut CommandFixture) -> Result<()> {
 
 /// A process has left its group, session, parents and environment, and then the supervisor dies.
 pub fn hidden_from_the_keeper(fixture: &mut CommandFixture) -> Result<()> {
-    if !cgroups_are_at_hand() {
-        return left_out("no cgroup (version 2, Linux 5.14) can be made here");
-    }
+    needs_cgroups()?;
     // Its environment contains nothing of the run, so the name of the file is passed as an argument.
     let script = "trap '' TERM; setsid env -i sh -c 'echo $$ > $1/hidden; exec sleep 600' \
                   hidden $DIR & ready; for_ever";
@@ -254,33 +228,4 @@ pub fn hidden_from_the_keeper(fixture: &mut CommandFixture) -> Result<()> {
     let _ = kill(hidden);
     ended?;
     run.ends_killed()
-}
-
-/// The ttl counts from before a call with a slow answer; otherwise the program would continue after another holder
-/// begins.
-pub fn slow_answers(fixture: &mut CommandFixture) -> Result<()> {
-    // Longer than the reserve for ending the program before a deadline.
-    const DELAY: Duration = Duration::from_millis(2000);
-    let slow = |run: &Run| {
-        fixture.link.delay_answers(fixture.time(DELAY));
-        fixture.wait_for_renewals(1)?;
-        // Waits for the answer, which may come in two parts, and stops before the next renewal.
-        sleep(fixture.time(2 * DELAY + Duration::from_millis(500)));
-        freeze(run.keeper()?)
-    };
-    ends_in_time(fixture, "job --ttl 15s", slow).map(drop)
-}
-
-/// The server then holds the lease for longer; a run that cannot renew goes by its own clock.
-pub fn clock_set_back(fixture: &mut CommandFixture) -> Result<()> {
-    let clock = fixture.servers.clock.as_ref().context("no clock")?;
-    let run = fixture.stubborn("job --ttl 3s")?;
-    clock.step(-3600)?;
-    fixture.wait_for_renewals(1)?;
-    clock.step(-7200)?;
-    fixture.link.swallow(BOTH);
-    run.ends_with(70)?;
-    fixture.has_ended()?;
-    ensure!(fixture.is_held()?);
-    fixture.servers.has_written(&["A1"])
 }

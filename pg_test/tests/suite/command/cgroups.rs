@@ -1,11 +1,8 @@
 //! The command's cgroups after a run, and runs without any.
 
-use pg_test::clients::command::fixture::{
-    CommandFixture, cgroups_are_at_hand, kill, play, program,
-};
+use pg_test::clients::command::fixture::{CommandFixture, kill, needs_cgroups, play, program};
 use pg_test::clients::command::{lost, plain};
 use pg_test::process::{PATIENCE, output_of, wait_until};
-use pg_test::skipped::left_out;
 use pg_test::{Harness, Result, ensure, harness_test};
 
 /// As on a machine on which no cgroup can be made.
@@ -20,9 +17,7 @@ fn without_a_cgroup_descendants_and_marks_are_found(harness: &Harness) -> Result
 /// Neither after a normal run, nor after the supervisor was killed.
 #[harness_test]
 fn no_cgroup_is_left_behind(harness: &Harness) -> Result<()> {
-    if !cgroups_are_at_hand() {
-        return left_out("no cgroup (version 2, Linux 5.14) can be made here");
-    }
+    needs_cgroups()?;
     let fixture = CommandFixture::new(harness)?;
     let script = "sed -n s/^0:://p /proc/self/cgroup > $DIR/cgroup; echo $$ > $DIR/pid; \
                   until [ -e $DIR/go ]; do sleep 0.05; done";

@@ -1,16 +1,15 @@
-//! Processes are frozen and killed, connections cut, servers restarted: the command never outlives its lease, except if
-//! all of it is frozen. Then the server refuses its writes. `command::faults` plants faults for these scenarios.
+//! Processes are frozen and killed, connections cut, servers failed over: the command never outlives its lease, except
+//! if all of it is frozen. Then the server refuses its writes. `command::faults` plants faults for these scenarios.
 
 use pg_test::clients::command::fixture::{CommandFixture, play, program};
 use pg_test::clients::command::{lost, plain};
-use pg_test::clients::tcp_proxy::{BOTH, Direction};
 use pg_test::{Harness, Result};
 
 fn plays(harness: &Harness, scenario: impl Fn(&mut CommandFixture) -> Result<()>) -> Result<()> {
     play(harness, &program()?, None, "", scenario)
 }
 
-/// Plays it with what it needs besides a database: `server`, `standby`, `pooler` or `clock`.
+/// Plays it with what it needs besides a database: `standby` or `pooler`.
 fn plays_with(
     harness: &Harness,
     need: &str,
@@ -30,19 +29,14 @@ cases![
     a_command_that_listens_has_the_grace_to_end_by_itself => plays(lost::grace),
     the_supervisor_is_killed => plays(lost::killed_supervisor),
     the_keeper_is_killed => plays(lost::killed_keeper),
-    both_are_killed_at_once_and_the_command_with_them => plays(lost::killed),
-    the_link_is_cut => plays(|fixture| lost::cut(fixture, BOTH)),
-    the_link_swallows_what_is_sent => plays(|fixture| lost::cut(fixture, &[Direction::Requests])),
-    the_link_swallows_the_answers => plays(|fixture| lost::cut(fixture, &[Direction::Answers])),
+    both_are_killed_at_once_and_the_command_with_them => plays(|fixture| lost::killed(fixture, "job --ttl 3s")),
+    the_link_is_cut => plays(lost::cut),
     a_cut_that_is_mended_in_time_ends_nothing => plays(lost::mended_in_time),
-    the_server_is_restarted_and_the_command_goes_on => plays_with("server", lost::restarted),
     the_server_fails_over_and_the_command_goes_on => plays_with("standby", |fixture| lost::fails_over(fixture, "--ttl 30s")),
     the_server_fails_over_and_an_adopted_token_is_adopted_again => plays_with("standby", |fixture| lost::fails_over(fixture, "--ttl 6s --adopt 33")),
     through_a_pooler_the_lease_is_kept_and_writes_need_the_token_set => plays_with("pooler", lost::through_a_pooler),
     a_session_lease_passes_on_when_its_connection_ends => plays(lost::session_lost),
-    all_of_it_is_killed_and_its_session_lease_passes_on => plays(lost::killed_with_a_session_lease),
-    answers_are_slow_and_the_command_ends_before_the_lease => plays(lost::slow_answers),
-    the_server_s_clock_is_set_back_and_the_command_ends_by_its_own => plays_with("clock", lost::clock_set_back),
+    all_of_it_is_killed_and_its_session_lease_passes_on => plays(|fixture| lost::killed(fixture, "job --session --ttl 10m")),
     a_process_that_hides_from_the_keeper_is_ended_by_its_cgroup => plays(lost::hidden_from_the_keeper),
     an_unchanged_psql_presents_the_token => plays(plain::presented_by_psql),
     what_the_command_leaves_behind_ends_before_the_lease_does => plays(plain::left_behind),
