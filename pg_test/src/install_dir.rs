@@ -13,6 +13,7 @@ use crate::rundir::{RunDir, make_dir};
 use crate::setup::{self, Package};
 use crate::source_tree;
 use anyhow::{Context, Result};
+use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -176,6 +177,14 @@ impl InstallDir {
 
     pub fn bin_dir(&self) -> PathBuf {
         self.bin.clone()
+    }
+
+    /// Returns a `PATH` on which that directory comes first, and then the programs of this copy.
+    pub fn path(&self, first: Option<&Path>) -> OsString {
+        let others = std::env::var_os("PATH").unwrap_or_default();
+        let own = first.into_iter().chain([&*self.bin]).map(Path::to_owned);
+        let path = std::env::join_paths(own.chain(std::env::split_paths(&others)));
+        path.expect("no directory of ours has a colon in its name")
     }
 
     pub fn major(&self) -> &str {

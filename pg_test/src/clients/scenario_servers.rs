@@ -215,7 +215,6 @@ impl<'a> ScenarioServers<'a> {
             ["revokes", name] => {
                 self.admin()?.one::<Option<i64>>("SELECT lease_revoke($1)", &[&name])?;
             }
-            // Terminates all sessions of a worker.
             ["terminates", worker] => {
                 let sql = "SELECT count(pg_terminate_backend(pid, 10000)) FROM pg_stat_activity \
                            WHERE application_name = $1 AND datname = current_database()";
@@ -232,7 +231,6 @@ impl<'a> ScenarioServers<'a> {
             }
             ["unlocks"] => self.locker.take().context("nothing is locked")?.run("ROLLBACK")?,
             ["commits"] => self.locker.take().context("nothing is locked")?.run("COMMIT")?,
-            // This number of leases is held.
             ["holds", leases] => {
                 let sql = "SELECT count(*) FROM fence.leases WHERE state = 'held'";
                 let held: i64 = self.admin()?.one(sql, &[])?;
@@ -248,7 +246,6 @@ impl<'a> ScenarioServers<'a> {
                 });
                 as_many.with_context(|| format!("{worker} has the sessions {seen:?}"))?;
             }
-            // Another session sees that the lease was renewed.
             ["shows", "a", "renewal", "of", name] => {
                 let sql = "SELECT coalesce(max(renewals), 0) > 0 FROM lease_info($1)";
                 ensure!(self.admin()?.one::<bool>(sql, &[&name])?, "no other session sees one");

@@ -8,16 +8,17 @@ use crate::source_tree::source_root;
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
+use std::ffi::OsString;
 use std::fs::{self, File};
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
 pub struct Shell<'a> {
     harness: &'a Harness,
     dir: PathBuf,
-    path: String,
+    path: OsString,
     with_command: bool,
     /// The process groups of all shells so far: background processes may still run.
     groups: Vec<Pid>,
@@ -32,20 +33,10 @@ pub struct Ended {
 impl<'a> Shell<'a> {
     /// Makes a shell. With `with_command` it also finds `pg_fence`.
     pub fn new(harness: &'a Harness, with_command: bool) -> Result<Shell<'a>> {
-        let mut places = vec![harness.install_dir().bin_dir()];
-        if with_command {
-            places.push(fixture::program()?.parent().context("it lies somewhere")?.to_owned());
-        }
-        let path = std::env::var_os("PATH").unwrap_or_default();
-        let path = std::env::join_paths(places.into_iter().chain(std::env::split_paths(&path)))?;
+        let command = if with_command { Some(fixture::program()?) } else { None };
+        let path = harness.install_dir().path(command.as_deref().and_then(Path::parent));
         let dir = harness.install_dir().new_dir("shell")?;
-        Ok(Shell {
-            harness,
-            dir,
-            path: path.to_string_lossy().into_owned(),
-            with_command,
-            groups: Vec::new(),
-        })
+        Ok(Shell { harness, dir, path, with_command, groups: Vec::new() })
     }
 
     /// Runs the commands until they end or one fails.
@@ -66,7 +57,7 @@ impl<'a> Shell<'a> {
         }
         command.envs(data.map(|data| ("PGDATA", data)));
         command.args(["-ec", text]).current_dir(&self.dir).process_group(0);
-        command.envs([("PATH", &*self.path), ("PGHOST", "127.0.0.1"), ("PGDATABASE", dbname)]);
+        command.envs([("PGHOST", "127.0.0.1"), ("PGDATABASE", dbname)]).env("PATH", &self.path);
         command.env("PGUSER", conninfo.role()).env("PGPORT", port.to_string());
         command
             .env("HOME", &self.dir)

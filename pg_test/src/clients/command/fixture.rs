@@ -26,12 +26,12 @@ const WORDS: &str = "write() { psql -qXc \"UPDATE work SET value = '$1'\"; }; \
 const STUBBORN: &str = "trap '' TERM HUP INT; \
     setsid sh -c 'echo $$ > $DIR/escaped; while :; do sleep 0.1; done' & write A1; ready; for_ever";
 
-/// The program, which a fresh machine has not built.
+/// The program, for whose first build a test has no time.
 pub fn program() -> Result<PathBuf> {
-    match rust::command()? {
-        Some(program) => Ok(program),
-        None => left_out("`cargo run -- clients rust` brings what it needs"),
+    if !(rust::LANGUAGE.is_there)() {
+        return left_out("`cargo run -- clients rust` brings what it needs");
     }
+    rust::command()
 }
 
 /// Plays a scenario with this build of the command, [this need](ScenarioServers::start) and further options of all
@@ -94,14 +94,10 @@ impl<'a> CommandFixture<'a> {
     /// Child processes find the command, psql and the server in their environment.
     pub fn surround<'c>(&self, command: &'c mut Command) -> &'c mut Command {
         let servers = &self.servers;
-        let own = self.program.parent().into_iter().map(Path::to_owned);
-        let others = std::env::var_os("PATH").unwrap_or_default();
-        let path = own.chain([servers.harness.install_dir().bin_dir()]);
-        let path = std::env::join_paths(path.chain(std::env::split_paths(&others)));
         command
             .envs([("PGHOST", "127.0.0.1"), ("PGPORT", &servers.cluster().port().to_string())])
             .envs([("PGUSER", &*servers.role), ("PGDATABASE", servers.database.name())])
-            .env("PATH", path.unwrap_or(others))
+            .env("PATH", servers.harness.install_dir().path(self.program.parent()))
             .env("DIR", &self.dir)
             .env_remove("PGOPTIONS")
             .stdin(Stdio::null())
@@ -208,9 +204,7 @@ fn slowed_down(word: &str, times: u32) -> String {
 }
 
 /// A run of the command.
-pub struct Run {
-    child: ChildProcess,
-}
+pub struct Run(ChildProcess);
 
 /// The result of a run.
 #[derive(Debug)]
@@ -230,11 +224,11 @@ impl Ended {
 
 impl Run {
     pub fn start(mut command: Command) -> Result<Run> {
-        Ok(Run { child: ChildProcess::start(&mut command)? })
+        Ok(Run(ChildProcess::start(&mut command)?))
     }
 
     pub fn supervisor(&self) -> i32 {
-        self.child.pid()
+        self.0.pid()
     }
 
     /// The pid of the heartbeat process.
@@ -250,10 +244,10 @@ impl Run {
 
     /// Waits for the end of the run.
     pub fn ended(mut self) -> Result<Ended> {
-        let status = self.child.ended()?;
+        let status = self.0.ended()?;
         let mut ended = Ended { status, stdout: String::new(), stderr: String::new() };
         // A process left behind in violation of the requirements would keep these open.
-        let (stdout, stderr) = (self.child.stdout.take(), self.child.stderr.take());
+        let (stdout, stderr) = (self.0.stdout.take(), self.0.stderr.take());
         stdout.context("no pipe")?.read_to_string(&mut ended.stdout)?;
         stderr.context("no pipe")?.read_to_string(&mut ended.stderr)?;
         Ok(ended)

@@ -44,13 +44,9 @@ fn bring() -> Result<Variables> {
     Ok(vec![("CARGO_TARGET_DIR", out("rust").into())])
 }
 
-/// The command `pg_fence`. `None` if it was never built on this machine.
-pub fn command() -> Result<Option<PathBuf>> {
-    if !(LANGUAGE.is_there)() {
-        return Ok(None);
-    }
-    LANGUAGE.prepare()?;
-    Ok(Some(built("pg_fence")))
+/// Builds the command `pg_fence`.
+pub fn command() -> Result<PathBuf> {
+    LANGUAGE.prepare().map(|_| built("pg_fence"))
 }
 
 /// Builds the command with a planted fault (`--cfg planted="<fault>"`), in a target directory of its own.

@@ -1,14 +1,14 @@
 //! The command's cgroups after a run, and runs without any.
 
 use pg_test::clients::command::fixture::{CommandFixture, kill, needs_cgroups, play, program};
-use pg_test::clients::command::{lost, plain};
+use pg_test::clients::command::scenarios;
 use pg_test::process::{PATIENCE, output_of, wait_until};
 use pg_test::{Harness, Result, ensure, harness_test};
 
 /// As on a machine on which no cgroup can be made.
 #[harness_test]
 fn without_a_cgroup_descendants_and_marks_are_found(harness: &Harness) -> Result<()> {
-    for scenario in [lost::frozen_keeper, lost::killed_supervisor, plain::left_behind] {
+    for scenario in [scenarios::frozen_keeper, scenarios::killed_supervisor, scenarios::left_behind] {
         play(harness, &program()?, None, "--no-cgroup", scenario)?;
     }
     Ok(())

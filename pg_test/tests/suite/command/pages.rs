@@ -30,10 +30,7 @@ fn every_command_line_of_the_pages_runs(harness: &Harness) -> Result<()> {
         fs::set_permissions(dir.join(script), fs::Permissions::from_mode(0o755))?;
     }
     fs::write(dir.join("job.sql"), "SELECT 1;\n")?;
-    let program = program()?;
-    let bin = program.parent().context("it lies somewhere")?.display().to_string();
-    let path = std::env::var("PATH").unwrap_or_default();
-    let path = format!("{bin}:{}:{path}", harness.install_dir().bin_dir().display());
+    let path = harness.install_dir().path(program()?.parent());
     let conninfo = database.conninfo();
     let (port, dbname) = conninfo.place();
     let mut run = 0;

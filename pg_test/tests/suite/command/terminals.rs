@@ -1,9 +1,48 @@
 //! The command at a terminal: Ctrl-C, Ctrl-Z, a pager at the end of a pipeline, and the terminal's end.
 
-use pg_test::clients::command::fixture::{CommandFixture, is_gone};
-use pg_test::clients::command::terminal::{SHOWN, Terminal};
-use pg_test::process::{self, PATIENCE, wait_until};
+use pg_test::clients::command::fixture::{CommandFixture, is_gone, kill};
+use pg_test::process::{self, ChildProcess, PATIENCE, wait_until};
 use pg_test::{Calls, Context, Harness, Result, ensure, harness_test};
+use std::io::Write;
+use std::process::Stdio;
+
+/// The file, in a test's directory, with everything that terminals have shown.
+const SHOWN: &str = "shown";
+
+/// A terminal, provided by `script`, which is closed on drop.
+struct Terminal {
+    script: ChildProcess,
+}
+
+impl Terminal {
+    /// Runs a shell command in a terminal of its own, where `$RUN` is `pg_fence run`.
+    fn start(fixture: &CommandFixture, line: &str) -> Result<Terminal> {
+        // Tests under nohup, or in the background of a script, would pass on that these signals are ignored.
+        let mut command = fixture.servers.harness.rundir().command("env");
+        command.args(["--default-signal=HUP,INT,QUIT", "script", "-qfec", line]);
+        fixture.surround(&mut command).arg(fixture.dir.join(SHOWN));
+        command.env("SHELL", "/bin/bash").env("RUN", "pg_fence run");
+        command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+        Ok(Terminal { script: ChildProcess::start(&mut command)? })
+    }
+
+    fn types(&mut self, keys: &str) -> Result<()> {
+        let stdin = self.script.stdin.as_mut().context("no keyboard")?;
+        stdin.write_all(keys.as_bytes())?;
+        Ok(stdin.flush()?)
+    }
+
+    fn ends_with(mut self, code: i32) -> Result<()> {
+        let status = self.script.ended()?;
+        ensure!(status.code() == Some(code), "not {code}, but {status:?}");
+        Ok(())
+    }
+
+    /// Closes the terminal, as when a window is closed or a network connection ends.
+    fn is_torn_away(&self) -> Result<()> {
+        kill(self.script.pid())
+    }
+}
 
 /// A shell with job control.
 const SHELL: &str = "exec bash --norc --noprofile -i";
@@ -96,6 +135,18 @@ fn in_the_background_it_runs_and_in_the_foreground_it_reads(harness: &Harness) -
     ensure!(fixture.file("word")? == "spoken");
     terminal.types("exit 0\n")?;
     terminal.ends_with(0)
+}
+
+/// The command gets HUP, as without `pg_fence run`.
+#[harness_test]
+fn the_terminal_is_gone_and_the_command_with_it(harness: &Harness) -> Result<()> {
+    let fixture = CommandFixture::new(harness)?;
+    let line = "exec $RUN job --ttl 10m -- sh -c 'echo $$ > $DIR/pid; exec sleep 600'";
+    let terminal = Terminal::start(&fixture, line)?;
+    let pid = fixture.pid("pid")?;
+    terminal.is_torn_away()?;
+    is_gone(pid)?;
+    fixture.wait_until_free()
 }
 
 #[harness_test]
