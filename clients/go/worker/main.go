@@ -49,7 +49,7 @@ var (
 
 // order is what the worker is told.
 type order struct {
-	Do, Host, User, Dbname, Application, Name, Holder, Value, How, What string
+	Do, Host, User, Dbname, Application, Name, Holder, Value, How string
 
 	Port, Slots              int
 	Names                    []string
@@ -158,7 +158,6 @@ func refused(err error) {
 	kind, state := "other", ""
 	var server *pgconn.PgError
 	var told *pgfence.Error
-	var noJSON *json.UnsupportedTypeError
 	if errors.As(err, &server) {
 		kind, state = "refused", server.Code
 	}
@@ -169,8 +168,6 @@ func refused(err error) {
 		kind = kinds[told.Kind]
 	case errors.Is(err, context.DeadlineExceeded):
 		kind = "deadline"
-	case errors.As(err, &noJSON):
-		kind = "type"
 	}
 	say("refused", said{"error": kind, "sqlstate": state, "message": err.Error()})
 }
@@ -220,8 +217,6 @@ func (w *worker) follow(o order) (event string, more said, err error) {
 		w.stop()
 	case "work":
 		w.how <- o.How
-	case "wrong":
-		return w.wrong(o.What)
 	case "census":
 		return "census", said{"tasks": runtime.NumGoroutine()}, nil
 	case "close":
@@ -507,27 +502,6 @@ func (w *worker) leads(ctx context.Context, lease *pgfence.Lease) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-}
-
-// wrong is what the compiler does not refuse: a name, a holder or a flag of another type.
-func (w *worker) wrong(what string) (event string, more said, err error) {
-	options := pgfence.Options{}
-	switch what {
-	case "ttl":
-		options.TTL = 30
-	case "metadata":
-		options.Metadata = func() {}
-	default:
-		say("refused", said{"error": "type", "message": "the compiler refuses it"})
-		return "", nil, nil
-	}
-	_, err = w.fence.Acquire(background, []string{"job"}, options)
-	var told *pgfence.Error
-	if err != nil && !errors.As(err, &told) {
-		say("refused", said{"error": "type", "message": err.Error()})
-		return "", nil, nil
-	}
-	return "acquired", nil, err
 }
 
 func (w *worker) close() (event string, more said, err error) {

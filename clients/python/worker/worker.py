@@ -63,8 +63,6 @@ def refused(error: BaseException) -> None:
             kind = "not-granted"
         case pg_fence.FenceError() if kind == "other":
             kind = "no-answer"
-        case TypeError():
-            kind = "type"
         case Deadline() | TimeoutError():
             kind = "deadline"
         case _:
@@ -407,13 +405,6 @@ class Worker:
     async def stop(self) -> None:
         self.stopping.set()
         say("done")
-
-    async def wrong(self, what: str) -> None:
-        pasted = "false,1,false,false); CREATE TABLE pasted ()"
-        wrong = {"name": 7, "holder": 7, "metadata": object(), "ttl": 30, "shared": pasted}[what]
-        given = {"names": "job"} | {{"name": "names"}.get(what, what): wrong}
-        await enter(self.fence.lease(**given))
-        say("acquired")
 
     async def census(self) -> None:
         # The executor of the event loop keeps its threads; psycopg uses it where libpq is older than 17.

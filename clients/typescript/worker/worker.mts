@@ -42,7 +42,6 @@ function refused(error: any): void {
     [pgFence.NotGranted, "not-granted"],
     [pgFence.Refused, "refused"],
     [pgFence.FenceError, "no-answer"],
-    [TypeError, "type"],
   ];
   const kind =
     error?.name === "TimeoutError"
@@ -406,16 +405,6 @@ class Worker {
   stop(): void {
     this.stopping.abort();
     say("done");
-  }
-
-  async wrong({ what }: Order): Promise<void> {
-    const pasted = "false,1,false,false); CREATE TABLE pasted ()";
-    const wrong: Order = { name: 7, holder: 7, metadata: () => {}, ttl: 30, shared: pasted };
-    await this.fence.lease(
-      what === "name" ? 7 : "job",
-      what === "name" ? {} : { [what]: wrong[what] },
-    );
-    say("acquired");
   }
 
   census(): void {

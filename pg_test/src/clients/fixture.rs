@@ -110,7 +110,7 @@ impl Fixture<'_> {
         let words: Vec<&str> = what.split_whitespace().collect();
         // Some events of the server only observe.
         if let ["link" | "freeze" | "thaw" | "kill" | "end" | "term" | "server", what, ..] = *words
-            && !matches!(what, "holds" | "sees" | "shows" | "has")
+            && !matches!(what, "holds" | "sees" | "shows")
         {
             self.disturbed_at = unix_ms();
         }

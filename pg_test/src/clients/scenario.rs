@@ -93,7 +93,6 @@ pub fn order(words: &[&str], pace: u32) -> Result<Value> {
         "acquire" | "hold" => "names",
         "lead" | "adopted" => "name",
         "update" | "write" | "unfenced" => "value",
-        "wrong" => "what",
         "work" => "how",
         _ => "",
     };

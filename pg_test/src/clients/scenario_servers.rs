@@ -21,8 +21,7 @@ const TABLES: &str = "
     CREATE FUNCTION write_down() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
         BEGIN INSERT INTO public.written (value, token) VALUES (NEW.value, NEW.fence); RETURN NULL; END $$;
     CREATE TRIGGER write_down AFTER UPDATE ON work FOR EACH ROW EXECUTE FUNCTION write_down();
-    CREATE TRIGGER write_down AFTER UPDATE ON run FOR EACH ROW WHEN (NEW.value <> OLD.value)
-        EXECUTE FUNCTION write_down();
+    CREATE TRIGGER write_down AFTER UPDATE OF value ON run FOR EACH ROW EXECUTE FUNCTION write_down();
 ";
 
 /// The servers, which are stopped on drop.
@@ -127,8 +126,7 @@ impl<'a> ScenarioServers<'a> {
         admin.one(sql, &[&worker, &self.role])
     }
 
-    /// Measures the cost of renewing a worker's leases, in one session: what it takes of the processors of the worker
-    /// and of the server.
+    /// Measures what renewing a worker's leases in one session takes of its processor and of the server's.
     pub fn measure(&self, worker: &str, process: i32, time: Duration) -> Result<()> {
         // A session in another database, because commits are counted per database.
         let mut aside = self.cluster().connect("postgres")?;
@@ -249,10 +247,6 @@ impl<'a> ScenarioServers<'a> {
             ["shows", "a", "renewal", "of", name] => {
                 let sql = "SELECT coalesce(max(renewals), 0) > 0 FROM lease_info($1)";
                 ensure!(self.admin()?.one::<bool>(sql, &[&name])?, "no other session sees one");
-            }
-            ["has", "no", "table", name] => {
-                let sql = "SELECT to_regclass($1) IS NULL";
-                ensure!(self.admin()?.one::<bool>(sql, &[&name])?, "there is a table {name}");
             }
             _ => bail!("the server does what?"),
         }

@@ -116,7 +116,7 @@ final class Worker {
         if (state != null) return "refused";
         if (error instanceof FenceException) return "no-answer";
         if (error instanceof InterruptedException || error instanceof Passed) return "deadline";
-        return error instanceof NullPointerException ? "type" : "other";
+        return "other";
     }
 
     private static void refused(Exception error) {
@@ -238,16 +238,6 @@ final class Worker {
                 how = order.text("how");
                 say("done");
             }
-            case "wrong" ->
-                    // The compiler takes nothing else; and metadata is a text.
-                    say(
-                            "refused",
-                            "error",
-                            "type",
-                            "sqlstate",
-                            null,
-                            "message",
-                            "the compiler refuses a " + order.text("what"));
             case "census" -> say("census", "tasks", Thread.activeCount());
             case "close" -> close();
             case "update", "sleep", "commit", "rollback", "commit-itself", "fail-and-go-on" ->

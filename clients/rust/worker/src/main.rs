@@ -124,7 +124,6 @@ fn refused(error: &(dyn StdError + 'static)) {
         _ => match error.downcast_ref() {
             Some(Own::Nothing) => "lost",
             Some(Own::Deadline) => "deadline",
-            Some(Own::Wrong) => "type",
             _ => "other",
         },
     };
@@ -136,7 +135,6 @@ fn refused(error: &(dyn StdError + 'static)) {
 enum Own {
     Nothing,
     Deadline,
-    Wrong,
     Failure,
 }
 
@@ -145,7 +143,6 @@ impl std::fmt::Display for Own {
         f.write_str(match self {
             Own::Nothing => "there is no lease, or its transaction has ended",
             Own::Deadline => "the caller's own deadline has passed",
-            Own::Wrong => "the compiler refuses it",
             Own::Failure => "an error of the work's own",
         })
     }
@@ -285,8 +282,6 @@ impl Worker {
                 }
                 say("done", json!({}));
             }
-            // The compiler refuses all of these.
-            "wrong" => return Err(Own::Wrong.into()),
             "census" => say("census", json!({ "tasks": census() })),
             "close" => self.close().await,
             "update" | "sleep" | "commit" | "rollback" | "commit-itself" | "fail-and-go-on" => {
