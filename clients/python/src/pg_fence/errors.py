@@ -12,7 +12,9 @@ class FenceError(Exception):
     """The base of all. By itself: the server has not answered in time, no connection came in time, or
     the fence is closed. `in_doubt`: what was asked for may have been done."""
 
-    in_doubt = False
+    def __init__(self, message: str, in_doubt: bool = False):
+        super().__init__(message)
+        self.in_doubt = in_doubt
 
 
 class LeaseTaken(FenceError):
@@ -48,8 +50,8 @@ class LeaseLost(FenceError):
 
     def __init__(self, reason: str, names: Sequence[str], in_doubt: bool = False, advice: str = ""):
         remedy = f": it is another role's; {_ANOTHER_ROLE}" if advice else ""
-        super().__init__(f"the lease {', '.join(names)} is lost ({reason}){remedy}")
-        self.reason, self.names, self.in_doubt = reason, tuple(names), in_doubt
+        super().__init__(f"the lease {', '.join(names)} is lost ({reason}){remedy}", in_doubt)
+        self.reason, self.names = reason, tuple(names)
 
 
 class Refused(FenceError):
@@ -63,10 +65,6 @@ class Refused(FenceError):
 class TransactionLost(FenceError):
     """The session ended under the transaction, or the work swallowed the error that undid it, or ended
     it by itself. Nothing of it has landed, unless `in_doubt`. The lease may be held still."""
-
-    def __init__(self, message: str, in_doubt: bool = False):
-        super().__init__(message)
-        self.in_doubt = in_doubt
 
 
 class NotInstalled(FenceError):
@@ -95,12 +93,6 @@ _NEVER_OPENS = re.compile(
     r"|pg_hba\.conf|unrecognized configuration parameter|does not support SSL,"
     r"|(bad|client|root|server) certificate|certificate (authority|file|verify failed)"
 )
-
-
-def unanswered(message: str, cause: BaseException | None, in_doubt: bool = False) -> FenceError:
-    error = FenceError(message if cause is None else f"{message}: {cause}")
-    error.in_doubt, error.__cause__ = in_doubt, cause
-    return error
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

@@ -28,7 +28,6 @@ from .errors import (
     never_opens,
     sqlstate_of,
     told,
-    unanswered,
 )
 from .lease_state import (
     LONGEST_CALL,
@@ -136,8 +135,7 @@ class Holding(Request):
 
     def end(self) -> None:
         self.renewed.set()
-        if not self.ended.done():
-            self.ended.set_result(None)
+        self.ended.set_result(None)
 
 
 class Heartbeat:
@@ -227,7 +225,7 @@ class Heartbeat:
         decide = self.states.touches if begins else self.states.ended
         return self.input(lambda: [decide(key) for key in keys])
 
-    async def close(self, is_async: bool = False) -> None:
+    async def close(self, is_async: bool) -> None:
         """Gives everything back, and ends the waits."""
         self.input(self.states.close)
         await outcome(self._closed, is_async)
@@ -238,10 +236,6 @@ class Heartbeat:
             self._tell(Event("interrupted", (name,), 0, timedelta(0), None))
         else:
             _log.warning("%s %s, and it is tried again: %s", name, line, error)
-
-    def end_of_process(self) -> None:
-        if self._thread is not None and not self.is_closed:
-            run(self.close(), is_async=False)
 
     def forked(self) -> None:
         """In the child there are no threads. The leases, and their sessions, are its parent's."""
@@ -424,25 +418,26 @@ def _code_of(error: BaseException, stage: str) -> str:
 def _refusal(of: Holding, reply: Effect) -> BaseException:
     names, in_doubt = of.told_names, reply.get("in_doubt", False)
     cause = of.cause if isinstance(of.cause, Exception) else None
+    because = "" if of.cause is None else f": {of.cause}"
     match reply["error"]:
         case "LeaseTaken":
             left = span(reply["remaining"]) if reply["holder"] else None
             return LeaseTaken(names, reply["holder"], left, reply["waits_for"])
         case "LeaseLost" if reply["reason"] != "refused" or not cause:
             return LeaseLost(reply["reason"], names, advice=reply["advice"])
-        case "NoConnection":
-            return cause or unanswered("no connection to the server", of.cause, in_doubt)
-        case "NoAnswer":
-            return unanswered("the server has not answered in time", of.cause, in_doubt)
         case "Closed":
             return FenceError("the fence is closed")
+        case "NoAnswer":
+            error = FenceError(f"the server has not answered in time{because}", in_doubt)
+        case "NoConnection":
+            error = cause or FenceError(f"no connection to the server{because}", in_doubt)
         case _ if not cause:
             return FenceError("nobody waits for the answer any more")
         case _:
             error = told(cause, of.role, of_table=bool(of.table))
-            if error is not cause:
-                error.__cause__ = cause
-            return error
+    if error is not cause:
+        error.__cause__ = of.cause
+    return error
 
 
 _all: weakref.WeakSet[Heartbeat] = weakref.WeakSet()
@@ -451,7 +446,8 @@ _of_the_parent: list[object] = []
 
 def _close_all() -> None:
     for heartbeat in list(_all):
-        heartbeat.end_of_process()
+        if heartbeat._thread is not None and not heartbeat.is_closed:
+            run(heartbeat.close(is_async=False), is_async=False)
 
 
 atexit.register(_close_all)

@@ -254,10 +254,7 @@ class LeaseStates:
         if lease and lease.holds:
             self._give_back(lease)
         elif lease and lease.state == LOST:
-            del self.leases[key]
-            if lease.rest and not self.is_done:
-                self._give_back(lease)
-            lease.is_over = not lease.rest
+            self._forget(lease)
 
     def last(self, keys: Sequence[str], stage: str) -> None:
         """A transaction that releases: it `begins` to; then `committed`, `rolled back`, `in doubt`,
@@ -829,12 +826,9 @@ class LeaseStates:
             is_gone = None in list(islice(left, len(lease.rest or lease.names)))
             has_session = not lease.request.session or lease.link
             is_known = not release.is_in_doubt and not lease.table and has_session
-            if lease.state == LOST:
-                lease.is_over = True
-            elif is_gone and is_known and self.now < lease.deadline:
+            if lease.state != LOST and is_gone and is_known and self.now < lease.deadline:
                 self._lose(lease, "gone")
-                self.leases.pop(lease.key, None)
-                lease.is_over = True
+                self._forget(lease)
             else:
                 self._end(lease)
 
@@ -842,11 +836,9 @@ class LeaseStates:
         """Ends it without an answer: the server keeps the leases until their ttl."""
         self.releases.remove(release)
         for lease in release.leases:
-            if lease.state == LOST:
-                lease.is_over = True
-            else:
+            if lease.state != LOST:
                 self._log("not released")
-                self._end(lease, "unconfirmed")
+            self._end(lease, "unconfirmed")
 
     def _release_failed(self, call: Call, release: Release, code: str) -> None:
         is_locked = _is_locked(code)
@@ -874,15 +866,22 @@ class LeaseStates:
             self._log("lost", reason)
             self._tell("lost", lease)
             return
-        self.leases.pop(lease.key, None)
-        if rest:
-            self._give_back(lease)
-        lease.is_over = not rest
+        self._forget(lease)
         self._end_links()
         self._settle(lease.request)
 
+    def _forget(self, lease: LeaseState) -> None:
+        """After a loss: gives back what the server may still hold."""
+        self.leases.pop(lease.key, None)
+        if lease.rest and not self.is_done:
+            self._give_back(lease)
+        lease.is_over = not lease.rest
+
     def _end(self, lease: LeaseState, reason: str = "") -> None:
-        lease.state, lease.reason, lease.is_over = RELEASED, reason, True
+        lease.is_over = True
+        if lease.state == LOST:
+            return
+        lease.state, lease.reason = RELEASED, reason
         self.leases.pop(lease.key, None)
         self._end_links()
         if lease.is_told:

@@ -2,7 +2,7 @@
 spans of time are texts that every IntervalStyle reads alike."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import psycopg
@@ -48,7 +48,7 @@ _GUARD = f"""SELECT count({{0}}lease_guard(x.name, x.token))
 _GUARD_ADOPTED = f"""SELECT count({{0}}lease_guard(x.name,
         (SELECT {{0}}lease_adopt(x.name, x.token, %s::text)))) FROM {_PAIRS}"""
 #: Returns a name under which there is nothing to be released.
-_LAST = f"""SELECT min(x.name) FILTER (WHERE {{0}}lease_release(x.name, x.token) IS NULL)
+LAST = f"""SELECT min(x.name) FILTER (WHERE {{0}}lease_release(x.name, x.token) IS NULL)
     FROM {_PAIRS}"""
 TOKEN = "SELECT current_setting('pg_fence.token', true)"
 
@@ -102,13 +102,8 @@ def _ms(seconds: float | None) -> int | None:
     return None if seconds is None else int(max(0.0, seconds) * 1000)
 
 
-def guard(names: Sequence[str], tokens: Sequence[int], adopted_by: str | None = None) -> Statement:
-    pairs = [list(names), list(tokens)]
-    return (_GUARD, pairs) if adopted_by is None else (_GUARD_ADOPTED, [adopted_by, *pairs])
-
-
-def last(names: Sequence[str], tokens: Sequence[int]) -> Statement:
-    return _LAST, [list(names), list(tokens)]
+def guard(pairs: list[Any], adopted_by: str | None) -> Statement:
+    return (_GUARD_ADOPTED, [adopted_by, *pairs]) if adopted_by else (_GUARD, pairs)
 
 
 # Leases in rows.

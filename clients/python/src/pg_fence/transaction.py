@@ -236,14 +236,15 @@ class Guard(Block[C]):
         """`adopted`: a name, its number, and the holder of the number."""
         if not (holdings or adopted):
             raise ValueError("a guard takes a lease")
-        named = [one for one in holdings if not one.table]
-        pairs = [(name, one.state.token) for one in named for name in one.names]
-        pairs, adopted_by = ([adopted[:2]], adopted[2]) if adopted else (pairs, None)
-        names, tokens = [name for name, _ in pairs], [token for _, token in pairs]
-        self._heartbeat, self._holdings, self._names = heartbeat, holdings, tuple(names)
+        named = [(name, one) for one in holdings if not one.table for name in one.names]
+        self._names, tokens = [name for name, _ in named], [one.state.token for _, one in named]
+        adopted_by = None
+        if adopted:
+            self._names, tokens, adopted_by = [adopted[0]], [adopted[1]], adopted[2]
+        self._begin = statements.guard([self._names, tokens], adopted_by)
+        self._last = statements.LAST, [self._names, tokens]
+        self._heartbeat, self._holdings = heartbeat, holdings
         self._rows = [one for one in holdings if one.table]
-        self._begin = statements.guard(names, tokens, adopted_by)
-        self._last = statements.last(names, tokens)
         self._releases, self._is_touching = release, False
         #: The leases that can be lost under it. Not a row lease whose window is over: its last write is
         #: checked by the table's trigger.
