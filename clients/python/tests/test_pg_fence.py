@@ -279,10 +279,12 @@ class Tests(unittest.TestCase):
         self.assertRaises(TimeoutError, asyncio.run, waits())
 
     def test_rows_are_kept_and_given_up_at_the_end(self) -> None:
-        kept = [self.keep(self.fence, id, self.claim(id)) for id in (1, 2, 3)]
+        ttls = {1: SHORT, 2: SHORT, 3: LONG}
+        kept = [self.keep(self.fence, id, self.claim(id), ttl) for id, ttl in ttls.items()]
         leases = [one.__enter__() for one in kept]
         time.sleep(5)
         self.assertEqual((self.value(CLAIMED), [lease.held for lease in leases]), (3, [True] * 3))
+        self.assertGreater(leases[2].remaining, 2 * SHORT)
         self.claim(1, "1 h")
         self.assertTrue(leases[0].lost.wait(5))
         leases[1].release()
