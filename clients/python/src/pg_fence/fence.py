@@ -117,7 +117,8 @@ class Leased(Block[_T]):
             await self._until_stop(holding.granted)
             if self._stop and self._stop.is_set() and not holding.granted.done():
                 raise FenceError("nobody waits for the answer any more")
-            self._holding = await outcome(holding.granted, self._is_async)
+            await outcome(holding.granted, self._is_async)
+            self._holding = holding
         except BaseException as error:
             if not holding.granted.done() or holding.granted.exception() is not error:
                 # After a signal's exception, or a cancellation, what comes all the same is given
@@ -136,7 +137,7 @@ class Leased(Block[_T]):
                 self._cancel()
         return self._kind(self._heartbeat, holding)
 
-    async def _until_stop(self, future: Future[Holding]) -> None:
+    async def _until_stop(self, future: Future[None]) -> None:
         """Returns when the answer is there, or a leader is to stop."""
         waits = asyncio.wrap_future(future) if self._is_async and self._stop else future
         while self._stop and not self._stop.is_set() and not future.done():

@@ -87,8 +87,8 @@ class Holding(Request):
 
     #: Of a row: the token that its claim has drawn.
     claim: int = 0
-    #: The answer to the acquire.
-    granted: "Future[Holding]" = field(default_factory=_running)
+    #: The answer to the acquire: none, or an error.
+    granted: Future[None] = field(default_factory=_running)
     #: The error of its last call, and who logged in.
     cause: BaseException | None = None
     role: str = ""
@@ -181,8 +181,6 @@ class Heartbeat:
         return future
 
     def acquire(self, holding: Holding) -> None:
-        """`granted` is the lease, or an error."""
-
         def decide() -> None:
             self._holdings[holding.id] = holding
             if holding.table:
@@ -317,7 +315,7 @@ class Heartbeat:
                 if connection := self._connections.pop(number, None):
                     connection.hang_up()
             case {"reply": id, "error": ""}:
-                self._holdings[id].granted.set_result(self._holdings[id])
+                self._holdings[id].granted.set_result(None)
             case {"reply": id}:
                 holding = self._holdings.pop(id)
                 holding.granted.set_exception(_refusal(holding, effect))
