@@ -328,6 +328,8 @@ class Tests(unittest.TestCase):
             (Refused, "", lambda: keep(self.fence, 4, self.claim(4), timedelta(days=400))),
             (ValueError, "ttl is 0.1 s", lambda: lease("job", ttl=timedelta(milliseconds=50))),
             (ValueError, "day %s has", lambda: keep(self.fence, 3, 7, key={"day %s": None})),
+            (TypeError, "a column is", lambda: keep(self.fence, 3, 7, key={7: 7})),
+            (Refused, "a value for each", lambda: self.fence.keep_row("orders", {}, 7, SECOND)),
             (TypeError, "day %s: ", lambda: keep(self.fence, 3, 7, key={"day %s": object()})),
             (TypeError, "connection .* not <class 'sqlalchemy", lambda: guard(engine)),
             (TypeError, "AUTOCOMMIT", lambda: guard(commits)),

@@ -259,12 +259,9 @@ class Leases(Block[F], Generic[F, L, Done]):
         its columns and their values. `fence` and `deadline` are the columns of the token and the
         deadline."""
         names = tuple(table.split(".")) if isinstance(table, str) else tuple(table)
-        if not key:
-            raise ValueError("the key of a row has a column at least")
-        columns = [("a column", name) for name in (*key, fence, deadline)]
-        for what, name in [("a table", "".join(names)), *columns]:
-            if not checked(what, name, str):
-                raise ValueError(f"{what} has a name")
+        for what, given in {"a table": names, "a column": (*key, fence, deadline)}.items():
+            for name in given:
+                checked(what, name, str)
         asks = partial(
             Holding,
             names=(row_key(key),),
