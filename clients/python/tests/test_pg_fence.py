@@ -169,9 +169,8 @@ class Tests(unittest.TestCase):
 
     def keep(self, fence: Any, id: int, token: int, ttl: timedelta = SHORT, **key: Any) -> Any:
         of, table = {"fence": "token", "deadline": "locked_until"}, ("public", RUNS[1:-1])
-        return fence.keep_row(
-            table, {"id": id, "day %s": date(2026, 11, 29)} | key, token, ttl, **of
-        )
+        key = {"id": id, "day %s": date(2026, 11, 29)} | key
+        return fence.keep_row(table, key, token, ttl, **of)
 
     @on_each_kind
     async def test_guards_within_guards_and_refusals(self, fence: Any, on: Any) -> None:
@@ -307,18 +306,14 @@ class Tests(unittest.TestCase):
         self.fence.lease(["held", "b"], holder="night shift").__enter__()
         stranger, nowhere = (make_conninfo(URL, **{key: "no_one"}) for key in ("user", "dbname"))
         lease, keep, guard = self.fence.lease, self.keep, self.fence.adopted("job", 3).guard
-        wait, begun = 20 * SECOND, time.monotonic()
+        secure, wait, begun = f"{URL}&sslmode=require", 20 * SECOND, time.monotonic()
         for error, says, asks in (
             (LeaseTaken, "by night shift, for .* at the most", lambda: lease("held")),
             (psycopg.DataError, "NUL", lambda: lease("a\0b")),
             (pg_fence.NotInstalled, "schema=", lambda: Fence(URL, schema="x").lease("job")),
             (NotGranted, r"fence_grant\('no_one'\)", lambda: Fence(stranger).lease("job")),
             # What no other try opens is not waited for.
-            (
-                OperationalError,
-                "SSL",
-                lambda: Fence(f"{URL}&sslmode=require").lease("a", wait=wait),
-            ),
+            (OperationalError, "SSL", lambda: Fence(secure).lease("job", wait=wait)),
             (OperationalError, "not exist", lambda: Fence(nowhere).lease("job", wait=wait)),
             (OperationalError, "not exist", lambda: keep(Fence(nowhere), 3, 7, LONG)),
             (RuntimeError, "no secret", lambda: Fence(fails).lease("job", wait=wait)),
