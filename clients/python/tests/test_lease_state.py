@@ -1,5 +1,5 @@
-"""Plays clients/spec/vectors, as every client does: without a server, in a second. Their format is in
-clients/spec/README.md."""
+"""Plays clients/spec/vectors, as every client does: without a server, in a second. Their format is
+in clients/spec/README.md."""
 
 import json
 import unittest

@@ -1,5 +1,5 @@
-"""What neither the vectors nor the scenarios of all clients show: the shape of the API, each kind of
-connection, and what is Python's own.
+"""What neither the vectors nor the scenarios of all clients show: the shape of the API, each kind
+of connection, and what is Python's own.
 
     DATABASE_URL=postgresql://… python -W error -m unittest discover clients/python/tests
 

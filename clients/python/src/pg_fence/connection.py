@@ -27,7 +27,7 @@ Opener = Callable[[float], Any]
 
 
 def opener(source: Any) -> Opener:
-    """Of a connection string, a URL, a function, an engine of SQLAlchemy's, or Django's connection."""
+    """Of a connection string, a URL, a function, SQLAlchemy's engine, or Django's connection."""
     url: Any = getattr(source, "url", None)
     is_engine = hasattr(url, "render_as_string")
     text = url.render_as_string(hide_password=False) if is_engine else source
@@ -163,7 +163,7 @@ def cut(handle: socket.socket) -> None:
 
 
 def in_thread(call: Callable[[], _T]) -> Future[_T]:
-    """Runs a call that blocks where no signal's exception can interrupt it, and no loop waits for it."""
+    """Runs a call that blocks where no signal's exception interrupts it, and no loop waits."""
     future: Future[_T] = Future()
     # Nobody who gives up takes the outcome away.
     future.set_running_or_notify_cancel()
@@ -200,7 +200,7 @@ def run(work: Coroutine[Any, Any, _T], is_async: bool) -> Any:
 
 
 class Block(Generic[_T]):
-    """It is entered by `with` or, if it is asynchronous, by `async with`; and made of coroutines."""
+    """It is entered by `with` or, if it is asynchronous, by `async with`; made of coroutines."""
 
     _is_async: bool
     _enter: Callable[[], Coroutine[Any, Any, _T]]

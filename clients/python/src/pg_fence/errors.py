@@ -9,8 +9,8 @@ from typing import Any
 
 
 class FenceError(Exception):
-    """The base of all. By itself: the server has not answered in time, no connection came in time, or
-    the fence is closed. `in_doubt`: what was asked for may have been done."""
+    """The base of all. By itself: the server has not answered in time, no connection came in time,
+    or the fence is closed. `in_doubt`: what was asked for may have been done."""
 
     def __init__(self, message: str, in_doubt: bool = False):
         super().__init__(message)
@@ -19,8 +19,8 @@ class FenceError(Exception):
 
 class LeaseTaken(FenceError):
     """Somebody else has the lease: `holder`, for `remaining` at the most, unless it is renewed.
-    `waits_for` is `ttl`; or `commit`: its acquire is not committed yet; or `guard`: its ttl is over,
-    and a transaction guards it still. Each is None if that cannot be seen."""
+    `waits_for` is `ttl`; or `commit`: its acquire is not committed yet; or `guard`: its ttl is
+    over, and a transaction guards it still. Each is None if that cannot be seen."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class LeaseTaken(FenceError):
 
 
 class LeaseLost(FenceError):
-    """The lease is ours no more: stop, and report no failure of the work. Somebody else may have it.
+    """The lease is ours no more: stop, and report no failure of the work. Another may have it.
 
     `reason` is `deadline` (it could not be renewed in time), `gone` (the server says so), `refused`
     (the server will never renew it), `session` (the connection of a session lease has ended),
@@ -63,8 +63,8 @@ class Refused(FenceError):
 
 
 class TransactionLost(FenceError):
-    """The session ended under the transaction, or the work swallowed the error that undid it, or ended
-    it by itself. Nothing of it has landed, unless `in_doubt`. The lease may be held still."""
+    """The session ended under the transaction, or the work swallowed the error that undid it, or
+    ended it by itself. Nothing of it has landed, unless `in_doubt`. The lease may be held still."""
 
 
 class NotInstalled(FenceError):
@@ -77,16 +77,16 @@ class NotGranted(FenceError):
 
 #: The remedy if the login role changes while a lease is held.
 _ANOTHER_ROLE = (
-    "a lease is used by the role that acquired it, and by its members: where login roles change, let"
-    " all of them act as one role (options=-c role=…, or SET ROLE)"
+    "a lease is used by the role that acquired it, and by its members: where login roles change,"
+    " let all of them act as one role (options=-c role=…, or SET ROLE)"
 )
 #: The session has ended: idle in transaction, transaction_timeout, terminated, crashed, starting,
 #: idle; and class 08.
 _ENDED = ("08", "25P03", "25P04", "57P01", "57P02", "57P03", "57P05")
 
 
-#: What psycopg says, without an SQLSTATE, of a connection that no try can open: the server's words, if
-#: it speaks English, and those of libpq.
+#: What psycopg says, without an SQLSTATE, of a connection that no try can open: the server's words,
+#: if it speaks English, and those of libpq.
 _NEVER_OPENS = re.compile(
     r'authentication failed for user|no password supplied|role "[^"]*" (does not exist|is not perm)'
     r'|database "[^"]*" (does not exist|is not currently)|permission denied for database'
@@ -96,7 +96,7 @@ _NEVER_OPENS = re.compile(
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """The error and what it wraps: SQLAlchemy keeps the driver's in `orig`, Django in `__cause__`."""
+    """The error and what it wraps: SQLAlchemy keeps the driver's in `orig`, Django as a cause."""
     seen: list[BaseException] = []
     while error is not None and error not in seen:
         seen.append(error)
@@ -127,8 +127,8 @@ def never_opens(error: BaseException) -> bool:
 
 
 def _is_broken(error: BaseException) -> bool:
-    """Whether a driver says so without an SQLSTATE. asyncpg lets the system's errors through as they
-    are: one that has not come through it is no database's."""
+    """Whether a driver says so without an SQLSTATE. asyncpg lets the system's errors through as
+    they are: one that has not come through it is no database's."""
     if isinstance(error, OSError) and not isinstance(error, TimeoutError):
         frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
         return any(frame.f_globals.get("__name__", "").startswith("asyncpg.") for frame in frames)
@@ -143,8 +143,8 @@ def told(
     error: Exception, role: str | None, is_ours: bool = True, of_table: bool = False
 ) -> Exception:
     """The meaning of an error: of our own statements, or of the work's, of which only the fence's
-    refusals are ours to tell. It is the error itself if that is no type of this package. `of_table`:
-    of the rows of a table, whose schema may not be there."""
+    refusals are ours to tell. It is the error itself if that is no type of this package.
+    `of_table`: of the rows of a table, whose schema may not be there."""
     state = sqlstate_of(error)
     if is_ours and (state == "42883" or (state == "3F000" and not of_table)):
         where = "CREATE EXTENSION pg_fence, or name the schema that it is in, Fence(…, schema=…)"

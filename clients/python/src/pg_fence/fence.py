@@ -79,7 +79,7 @@ class Held(Generic[Done]):
 
 
 class Lease(Held[None]):
-    """A lease for as long as a block runs: `with fence.lease(…) as lease:`, or `fence.keep_row(…)`."""
+    """A lease for as long as a block runs: `with fence.lease(…) as lease:`, or of `keep_row`."""
 
     def __init__(self, heartbeat: Heartbeat, holding: Holding):
         super().__init__(heartbeat, holding)
@@ -88,8 +88,8 @@ class Lease(Held[None]):
 
 
 class AsyncLease(Held[Awaitable[None]]):
-    """A lease for as long as a block runs: `async with fence.lease(…) as lease:`. At a loss the task
-    that entered it is cancelled, and the block raises LeaseLost."""
+    """A lease for as long as a block runs: `async with fence.lease(…) as lease:`. At a loss the
+    task that entered it is cancelled, and the block raises LeaseLost."""
 
     _is_async = True
 
@@ -128,8 +128,8 @@ class Leased(Block[_T]):
         if self._is_async:
             loop = asyncio.get_running_loop()
             later = loop.call_soon_threadsafe
-            # A guard may see first that its connection was shut down: psycopg answers a cancellation
-            # by a cancel request, which never returns on a cut cable if libpq is older than 17.
+            # A guard may see first that its link was shut down: psycopg answers a cancellation
+            # by a cancel request, which never returns on a cut link if libpq is older than 17.
             patience = lambda: TO_SEE_THE_END if holding.sockets else 0.0
             holding.on_loss = lambda: later(loop.call_later, patience(), self._cancel)
             # It may have been before.
@@ -173,15 +173,16 @@ class Adopted:
 
     def guard(self, connection: C, *, release: bool = False) -> Guard[C]:
         """The same as a lease's. Raises LeaseTaken while a transaction guards an older number, and
-        if another holder has adopted this one. With `release` the number is refused from then on."""
+        if another holder has adopted this one. With `release` the number is refused afterwards."""
         holder = self._holder or holder_of_process(os.getpid())
         return Guard(self._heartbeat, [], release, connection, (self.name, self.token, holder))
 
 
 class Leases(Block[F], Generic[F, L, Done]):
     """The part that fences of both kinds have in common. `source` is a connection string, a URL, a
-    function that opens a psycopg connection, SQLAlchemy's engine or Django's connection; `schema` the
-    extension's, if that is not in the search path. `on_event` is told what becomes of leases."""
+    function that opens a psycopg connection, SQLAlchemy's engine or Django's connection; `schema`
+    the extension's, if that is not in the search path. `on_event` is told what becomes of
+    leases."""
 
     _kind: type[L]
 
@@ -252,8 +253,8 @@ class Leases(Block[F], Generic[F, L, Done]):
     ) -> Leased[L]:
         """A lease in a row, which an UPDATE of your own has claimed and committed, under the token
         that it returned. Entering it renews it for `ttl`, and raises LeaseLost if somebody else has
-        the row by now. Finish the row in a guard with `release`; the end of the block gives up a row
-        that is not finished.
+        the row by now. Finish the row in a guard with `release`; the end of the block gives up a
+        row that is not finished.
 
         `table` is a name, with a schema ("app.runs") if one is needed, or the parts of it; `key` is
         its columns and their values. `fence` and `deadline` are the columns of the token and the
@@ -280,7 +281,7 @@ class Leases(Block[F], Generic[F, L, Done]):
 
     def adopted(self, name: str, token: int, *, holder: str | None = None) -> Adopted:
         """A lease that somebody else grants (etcd, ZooKeeper, Redis, another database), under its
-        number there. The number is that of one `holder`: of this process, unless another is named."""
+        number there, which is that of one `holder`: of this process, unless another is named."""
         of = checked("the name of a lease", name, str), checked("a token", token, int)
         return Adopted(self._heartbeat, *of, holder if holder is None else holder_of(holder))
 

@@ -1,5 +1,5 @@
-"""Keeps all leases of a fence. It has the clock, the threads and the connections; what is decided is
-decided by LeaseStates, to which everything is given as an input, in one thread."""
+"""Keeps all leases of a fence. It has the clock, the threads and the connections; what is decided
+is decided by LeaseStates, to which everything is given as an input, in one thread."""
 
 import atexit
 import contextlib
@@ -49,8 +49,8 @@ Kind = Literal["acquired", "renewed", "lost", "released", "interrupted"]
 
 @dataclass(frozen=True)
 class Event:
-    """What has become of a lease, for `on_event`, which is called in the heartbeat's thread and must
-    not block. A loss has a `reason`; so has a release that the server has not answered
+    """What has become of a lease, for `on_event`, which is called in the heartbeat's thread and
+    must not block. A loss has a `reason`; so has a release that the server has not answered
     (`unconfirmed`). `interrupted` is told by `lead`: it leads no more, and goes on."""
 
     kind: Kind

@@ -271,7 +271,7 @@ class LeaseStates:
                 lease.beat_at, lease.is_ending = self.now, stage == "inner"
 
     def touches(self, key: str) -> None:
-        """A transaction has written the row of a row lease: nobody else can claim it before it ends."""
+        """A transaction has written the row: nobody else can claim it before it ends."""
         for lease in self._those([key]):
             lease.touched += 1
 
@@ -310,7 +310,7 @@ class LeaseStates:
     def answered(
         self, number: int, rows: Sequence[Any], taken: Mapping[str, Any] | None = None
     ) -> None:
-        """The rows are as in clients/spec/README.md; an acquire has none if the lease is `taken`."""
+        """The rows are as in clients/spec/README.md; an acquire has none if it is `taken`."""
         call = self.calls.get(number)
         if call is None:
             return
@@ -329,8 +329,8 @@ class LeaseStates:
                 self._keep_answered(call, rows)
 
     def failed(self, number: int, code: str, broken: bool = False) -> None:
-        """The code is an SQLSTATE; or `connect`: it could not be opened; `unsent`: the connection had
-        ended before; `ended`, `unreadable`, `panicked`. `broken`: it is of no use any more."""
+        """The code is an SQLSTATE; or `connect`: it could not be opened; `unsent`: the connection
+        had ended before; `ended`, `unreadable`, `panicked`. `broken`: it is of no use any more."""
         if number in self.calls:
             self._call_failed(self.calls[number], code, broken)
 
@@ -702,7 +702,7 @@ class LeaseStates:
         first_beat = sent + ttl // BEATS_PER_TTL
         is_in_time = now < first_beat
         if request.link and (request.session or not (request.is_over or is_in_time)):
-            # The server counts from a later moment: a renewal confirms it, over the same connection.
+            # The server counts from a later moment: a renewal confirms it over the same connection.
             lease.link, request.link.owner, request.link = request.link, lease, None
         if request.is_over:
             self._give_back(lease)

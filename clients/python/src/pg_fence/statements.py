@@ -1,5 +1,5 @@
-"""The statements that are sent, with their arguments. {0} is the extension's schema, if one is given;
-spans of time are texts that every IntervalStyle reads alike."""
+"""The statements that are sent, with their arguments. {0} is the extension's schema, if one is
+given; spans of time are texts that every IntervalStyle reads alike."""
 
 import json
 from collections.abc import Mapping
@@ -133,7 +133,7 @@ class RowTable(NamedTuple):
 
 
 def guard_row(lease: LeaseState) -> Statement:
-    """Writes the row, so that nobody else gets it, and presents its token; NULL if it is not ours."""
+    """Writes the row, so that nobody else gets it, and presents its token; NULL if it is lost."""
     return lease.table.statement(_GUARD_ROW, lease.names[0], lease.token)
 
 

@@ -47,8 +47,8 @@ def numbered(sql: str) -> str:
 
 class Driver:
     """A transaction of a connection; as it stands here, on psycopg and asyncpg. One that the driver
-    has begun by itself, for a mere SELECT, is ours; within one that somebody else ends (`is_inner`),
-    it is a savepoint."""
+    has begun by itself, for a mere SELECT, is ours; within one that somebody else ends
+    (`is_inner`), it is a savepoint."""
 
     def __init__(self, connection: Any, is_async: bool):
         self.connection, self.is_async, self.is_inner = connection, is_async, False
@@ -98,9 +98,9 @@ class Driver:
         """Ends the connection."""
         with contextlib.suppress(Exception):
             if hasattr(self.raw, "cancel_safe") and status_of(self.raw) is Status.ACTIVE:
-                # An exception of a signal has left it in the middle of a statement, which holds what
-                # it has locked. If libpq is older than 17, psycopg ignores the timeout, and on a cut
-                # cable the call never returns.
+                # An exception of a signal has left it in the middle of a statement, which holds
+                # what it has locked. If libpq is older than 17, psycopg ignores the timeout, and on
+                # a cut cable the call never returns.
                 if self.is_async:
                     await asyncio.wait_for(self.raw.cancel_safe(timeout=2), 3)
                 else:
@@ -246,8 +246,8 @@ class Guard(Block[C]):
         self._heartbeat, self._holdings = heartbeat, holdings
         self._rows = [one for one in holdings if one.table]
         self._releases, self._is_touching = release, False
-        #: The leases that can be lost under it. Not a row lease whose window is over: its last write is
-        #: checked by the table's trigger.
+        #: The leases that can be lost under it. Not a row lease whose window is over: its last
+        #: write is checked by the table's trigger.
         self._held = [
             one for one in holdings if not (release and one.table and one.over == "deadline")
         ]
@@ -354,7 +354,7 @@ class Guard(Block[C]):
             self._socket.close()
 
     async def _refuse_if_failed(self) -> None:
-        """The work may have swallowed an error: then the commit would roll back, and say nothing."""
+        """If the work has swallowed an error, the commit would roll back, and say nothing."""
         status = await self._driver.status()
         if status is Status.INERROR:
             raise TransactionLost(_FAILED)
@@ -378,7 +378,7 @@ class Guard(Block[C]):
         self._unregister()
 
     def _told(self, error: BaseException, stage: str) -> BaseException:
-        """The typed error, if it is one. A connection that was broken off at a loss tells the loss."""
+        """The typed error, if it is one. A connection that a loss has broken off tells the loss."""
         if isinstance(error, FenceError) or not isinstance(error, Exception):
             return error
         state, is_ours = sqlstate_of(error), stage in {"begin", "release"}
