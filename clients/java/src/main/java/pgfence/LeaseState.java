@@ -963,8 +963,9 @@ final class LeaseState {
             reply.holder = taken.holder;
             reply.remaining = taken.remaining;
             String end = taken.remaining <= 0 ? "guard" : "ttl";
-            reply.waitsFor = "uncommitted".equals(taken.state) ? "commit" : end;
-            reply.waitsFor = taken.state == null ? null : reply.waitsFor;
+            if (taken.state != null) {
+                reply.waitsFor = taken.state.equals("uncommitted") ? "commit" : end;
+            }
             finish(r, reply);
         }
     }
@@ -978,8 +979,7 @@ final class LeaseState {
         grants.put(g.key, g);
         r.doubt = null;
         if (g.isSession || !isInTime && !r.isOver) {
-            // The server counts from a later moment: a renewal over the same connection confirms
-            // it.
+            // A renewal over the same connection confirms it.
             g.link = r.link;
             r.link = null;
         }
@@ -1075,18 +1075,18 @@ final class LeaseState {
 
     private static Reply notGranted(String code, boolean isOpening) {
         boolean hasNoAnswer = isOfConnection(code) || isDoubtful(code);
-        String otherwise = hasNoAnswer ? "NoAnswer" : "Refused";
-        Reply reply =
-                new Reply(
-                        isOpening
-                                ? "NoConnection"
-                                : switch (code) {
-                                    case "42501" -> "NotGranted";
-                                    case "42883", "3F000" -> "NotInstalled";
-                                    default -> otherwise;
-                                });
+        String unsaid = isOpening ? "NoConnection" : hasNoAnswer ? "NoAnswer" : null;
+        Reply reply = new Reply(unsaid == null ? saidBy(code) : unsaid);
         reply.sqlstate = code.matches("[0-9A-Z]{5}") ? code : null;
         return reply;
+    }
+
+    private static String saidBy(String code) {
+        return switch (code) {
+            case "42501" -> "NotGranted";
+            case "42883", "3F000" -> "NotInstalled";
+            default -> "Refused";
+        };
     }
 
     private static Reply noAnswer() {
@@ -1119,8 +1119,8 @@ final class LeaseState {
     }
 
     private void undoFailed(Undo u, String code) {
-        long pause = spread(growing(++u.tries, LONGEST_PAUSE), spread);
-        u.at = code.equals("unsent") ? now : now + pause;
+        boolean isUnsent = code.equals("unsent");
+        u.at = isUnsent ? now : now + spread(growing(++u.tries, LONGEST_PAUSE), spread);
         boolean mayPass = isOfConnection(code) || code.matches("40001|40P01|55P03|panicked");
         if (!mayPass || u.at >= u.doubt.sent + u.request.ttl) {
             forget(u);
