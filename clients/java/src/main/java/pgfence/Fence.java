@@ -156,11 +156,8 @@ public final class Fence implements AutoCloseable {
      * another one has adopted it.
      */
     public Holding adopted(String name, long token, String holder) {
-        return new Holding(
-                heartbeat,
-                checked(Collections.singletonList(name)),
-                token,
-                Objects.requireNonNull(holder, "a holder"));
+        List<String> names = checked(Collections.singletonList(name));
+        return new Holding(heartbeat, names, token, Objects.requireNonNull(holder, "a holder"));
     }
 
     /** The work that is done while leading. */

@@ -237,7 +237,7 @@ final class LeaseState {
     /** A call that was sent, and had no answer, may still be carried out until then. */
     private record Doubt(long sent, long until) {}
 
-    private static final class Request extends Sender {
+    static final class Request extends Sender {
         final String id;
         final List<String> names;
         final Options options;
@@ -326,25 +326,21 @@ final class LeaseState {
 
     // What the program asks: each of these is an input, within a step
 
-    void acquire(String id, List<String> names, Options options) {
-        begin(id, names, options);
-    }
-
-    /** A row that the program has claimed, at a time that is not known. */
-    void keepRow(String id, String row, Options options, Object table, long token) {
-        Request r = begin(id, List.of(row), options);
-        if (!r.isOver) {
-            granted(r, token, now - r.ttl, table);
-        }
-    }
-
-    private Request begin(String id, List<String> names, Options options) {
+    Request acquire(String id, List<String> names, Options options) {
         Request r = new Request(id, names, options, now);
         requests.put(id, r);
         if (closedAt < NEVER) {
             finish(r, new Reply("Closed"));
         }
         return r;
+    }
+
+    /** A row that the program has claimed, at a time that is not known. */
+    void keepRow(String id, String row, Options options, Object table, long token) {
+        Request r = acquire(id, List.of(row), options);
+        if (!r.isOver) {
+            granted(r, token, now - r.ttl, table);
+        }
     }
 
     void giveUp(String id) {
@@ -511,7 +507,7 @@ final class LeaseState {
             times.add(r.until + LONGEST_QUEUE);
             times.add(r.isDue(NEVER) && (r.isAside() || isFree) ? r.at : NEVER);
         }
-        for (Grant g : grants.values().stream().filter(Grant::isAlive).toList()) {
+        for (Grant g : alive()) {
             times.add(min(g.atMost, now + LOOK_AGAIN));
             times.add(g.touched == 0 ? g.deadline : NEVER);
             times.add(g.isDue(NEVER) && (g.isAside() || isFree) ? g.at : NEVER);
@@ -673,8 +669,7 @@ final class LeaseState {
 
     /** A third of the smallest ttl of all that are held, and of what is asked for. */
     private long limit(long ttl) {
-        LongStream ttls = grants.values().stream().filter(Grant::isAlive).mapToLong(g -> g.ttl);
-        return min(LONGEST_CALL, min(ttl, ttls.min().orElse(NEVER)) / 3);
+        return min(LONGEST_CALL, min(ttl, smallestTtl(alive())) / 3);
     }
 
     /** The limit of an acquire, a release or an undo that has no shorter lease beside it. */
@@ -682,8 +677,8 @@ final class LeaseState {
         return min(max(ttl / 3, LEAST_PATIENCE), LONGEST_CALL);
     }
 
-    private static long smallestTtl(Call c) {
-        return c.grants.stream().mapToLong(g -> g.ttl).min().orElse(NEVER);
+    private static long smallestTtl(List<Grant> some) {
+        return some.stream().mapToLong(g -> g.ttl).min().orElse(NEVER);
     }
 
     /** How long conflicts and releases are tried again. */
@@ -709,6 +704,10 @@ final class LeaseState {
 
     private List<Grant> all() {
         return List.copyOf(grants.values());
+    }
+
+    private List<Grant> alive() {
+        return grants.values().stream().filter(Grant::isAlive).toList();
     }
 
     private List<Grant> those(List<String> keys) {
@@ -741,13 +740,18 @@ final class LeaseState {
         return code.matches("40001|40P01");
     }
 
+    /** Whether somebody's transaction has to end before. */
+    private static boolean isLocked(String code) {
+        return isConflict(code) || code.equals("55P03");
+    }
+
     private void failed(Call c, String why, boolean isBroken) {
         over(c);
         boolean isOpening = c.sent < 0;
         String code = isOpening && why.equals("no answer") ? "connect" : why;
         boolean isOfNoUse =
                 isOpening || isBroken || isOfConnection(code) || code.equals("panicked");
-        if (!code.matches("40001|40P01|55P03")) {
+        if (!isLocked(code)) {
             c.link.errorsInARow++;
         }
         // The second error in a row: another connection.
@@ -798,10 +802,7 @@ final class LeaseState {
     /** The shared connection ends with the last lease; a fence that was closed is done then. */
     private void endIdle() {
         boolean isIdle =
-                calls.isEmpty()
-                        && giveBacks.isEmpty()
-                        && requests.isEmpty()
-                        && all().stream().noneMatch(Grant::isAlive);
+                calls.isEmpty() && giveBacks.isEmpty() && requests.isEmpty() && alive().isEmpty();
         if (isIdle && closedAt < NEVER && !isDone) {
             isDone = true;
             undos.clear();
@@ -915,7 +916,7 @@ final class LeaseState {
             if (!g.isAlive()) {
                 continue;
             }
-            g.at = isAtOnce ? now : now + pause(smallestTtl(c));
+            g.at = isAtOnce ? now : now + pause(smallestTtl(c.grants));
             if (isRefused && g.resting == 0) {
                 lose(g, REFUSED, List.of());
             }
@@ -1121,7 +1122,7 @@ final class LeaseState {
     private void undoFailed(Undo u, String code) {
         boolean isUnsent = code.equals("unsent");
         u.at = isUnsent ? now : now + spread(growing(++u.tries, LONGEST_PAUSE), spread);
-        boolean mayPass = isOfConnection(code) || code.matches("40001|40P01|55P03|panicked");
+        boolean mayPass = isOfConnection(code) || isLocked(code) || code.equals("panicked");
         if (!mayPass || u.at >= u.doubt.sent + u.request.ttl) {
             forget(u);
         }
@@ -1155,11 +1156,10 @@ final class LeaseState {
                 first.isAlone
                         ? List.of(first)
                         : within(MOST_RELEASED, g -> g.namesToRelease().size(), due);
-        long smallest = some.stream().mapToLong(g -> g.ttl).min().orElse(NEVER);
         // The connection of a session lease serves if there is no shared one.
         boolean isOwn = first.isSession && some.size() == 1 && !isOpen(shared.link);
         isOwn &= isOpen(first.link) && calls.values().stream().noneMatch(c -> c.link == first.link);
-        long limit = min(limit(NEVER), ownLimit(smallest));
+        long limit = min(limit(NEVER), ownLimit(smallestTtl(some)));
         start(new Call("release", first, some, limit), isOwn ? first : shared);
     }
 
@@ -1187,7 +1187,7 @@ final class LeaseState {
     }
 
     private void releaseFailed(Call c, Grant g, String code, boolean isOpening) {
-        boolean isLocked = code.matches("40001|40P01|55P03");
+        boolean isLocked = isLocked(code);
         g.isInDoubt |= !isOpening && isDoubtful(code);
         if (now >= g.until || !isLocked && !isOfConnection(code)) {
             givenBack(g, UNCONFIRMED);

@@ -213,12 +213,10 @@ final class Transaction {
             rows(heartbeat.statements.lastOfRow(row));
         }
         List<Object[]> gone = named.isEmpty() ? List.of() : rows(heartbeat.statements.last(named));
-        for (Object[] name : gone) {
-            throw gone(
-                    named.stream()
-                            .filter(one -> one.names().contains(name[0]))
-                            .findFirst()
-                            .orElseThrow());
+        for (Holding one : named) {
+            if (gone.stream().anyMatch(name -> one.names().contains(name[0]))) {
+                throw gone(one);
+            }
         }
     }
 
