@@ -295,9 +295,15 @@ final class Heartbeat {
             boolean hasEnded = !call.open && one.hasEnded(IDLE);
             Answer answer = hasEnded ? null : read(call, one.rows(statement));
             then =
-                    hasEnded
-                            ? states -> states.failed(call.call, "unsent", true)
-                            : states -> states.answered(call.call, answer);
+                    states -> {
+                        if (hasEnded) {
+                            states.failed(call.call, "unsent", true);
+                            return;
+                        }
+                        // What failed before the grant is no cause of what comes after it.
+                        acquire.cause = answer.number() == null ? acquire.cause : null;
+                        states.answered(call.call, answer);
+                    };
         } catch (Throwable error) {
             boolean isBroken = one.isBroken();
             String code = codeOf(error, one.role != null, isBroken);
