@@ -790,17 +790,18 @@ class LeaseStates:
 
     def _give_back(self, lease: LeaseState, is_in_doubt: bool = False) -> None:
         is_in_doubt = is_in_doubt or lease.is_ending or lease.resting > 0 or lease.touched > 0
-        until, is_alone = self.now + self._patience(lease.ttl), is_in_doubt or bool(lease.table)
+        until = self.now + self._patience(lease.ttl)
         if not lease.request.session:
             lease.link = None
         if lease.state != LOST:
             lease.state = RELEASING
-        self.releases.append(Release([lease], self.now, until, is_in_doubt, is_alone))
+        self.releases.append(Release([lease], self.now, until, is_in_doubt, is_in_doubt))
 
     def _together(self, first: Release) -> Release:
-        """Releases that are queued go in one call."""
+        """Releases that are queued go in one call; those of rows, in one for each table."""
         due = [one for one in self.releases if one.at <= self.now and not one.call]
-        some = [one for one in due if not one.is_alone]
+        table = first.leases[0].table
+        some = [one for one in due if not one.is_alone and one.leases[0].table == table]
         counts = (sum(len(lease.names) for lease in one.leases) for one in some)
         for one in some[1 : _how_many(MOST_RELEASED, counts)] if not first.is_alone else ():
             first.leases += one.leases
@@ -841,18 +842,20 @@ class LeaseStates:
             self._end(lease, "unconfirmed")
 
     def _release_failed(self, call: Call, release: Release, code: str) -> None:
-        is_locked = _is_locked(code)
         if not call.open and _is_doubtful(code):
             release.is_in_doubt = True
-        if not (is_locked or _is_of_connection(code)) or self.now >= release.until:
+        is_of_connection = _is_of_connection(code)
+        # An error of the statement may be of one of them.
+        is_of_one = len(release.leases) > 1 and not is_of_connection
+        if not (is_of_one or _is_locked(code) or is_of_connection) or self.now >= release.until:
             self._given_back(release)
             return
         release.tries += 1
-        # At once if the connection had only ended before; and one by one if a lock is in the way.
-        is_first = release.tries == 1 and (not is_locked or len(release.leases) > 1)
+        # At once if the connection had only ended before; and one by one if one is in the way.
+        is_first = release.tries == 1 and is_of_connection
         pause = max(SHORTEST_PAUSE, (release.until - self.now) // 4)
-        release.at = self.now + (0 if is_first or code == "unsent" else pause)
-        if is_locked:
+        release.at = self.now + (0 if is_first or is_of_one or code == "unsent" else pause)
+        if is_of_one:
             self.releases.remove(release)
             at, until, is_in_doubt = release.at, release.until, release.is_in_doubt
             for lease in release.leases:
