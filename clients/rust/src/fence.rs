@@ -191,7 +191,7 @@ impl Fence {
         leases: L,
     ) -> impl Future<Output = Guards<'c, C>> + Send + use<'c, 'l, C, L> {
         let leases = leases.into_iter().map(|lease| lease.0.clone()).collect();
-        Under::leases(&self.0, leases).begin(connection)
+        Under::new(&self.0, leases, None).begin(connection)
     }
 
     /// Gives everything back, ends all waits, and closes the connection. For SIGTERM, and the end
@@ -353,7 +353,7 @@ impl Lease {
         &self,
         connection: &'c mut C,
     ) -> impl Future<Output = Guards<'c, C>> + Send + use<'c, C> {
-        Under::leases(&self.0.heartbeat, vec![self.0.clone()]).begin(connection)
+        Under::new(&self.0.heartbeat, vec![self.0.clone()], None).begin(connection)
     }
 
     /// Gives it back, and waits for that. Fails only where the lease had been lost: when the server
@@ -397,6 +397,7 @@ impl Adopted {
         connection: &'c mut C,
     ) -> impl Future<Output = Guards<'c, C>> + Send + use<'c, C> {
         let holder = self.holder.clone().unwrap_or_else(holder_of_process);
-        Under::adopted(&self.heartbeat, &self.name, self.token, holder).begin(connection)
+        let adopted = Some((&*self.name, self.token, holder));
+        Under::new(&self.heartbeat, Vec::new(), adopted).begin(connection)
     }
 }

@@ -9,7 +9,7 @@ use crate::connection::{Connected, Cut, Opener};
 use crate::errors::{Error, Reason, is_broken};
 use crate::lease_state::{
     Answer, Ask, Call, Effect, EventKind, Id, LONGEST_CALL, LOOK_AGAIN, LeaseStates, NEVER,
-    SHORTEST_OPENING, Stage,
+    SHORTEST_OPENING,
 };
 use crate::statements::{self, Place, millis, span};
 use serde_json::Value;
@@ -380,7 +380,7 @@ impl Heartbeat {
                 let cause = cause.unwrap_or(code);
                 log::warn!("no lease could be acquired, and it is tried again: {cause}");
             }
-            Effect::Lost(reason, count) => {
+            Effect::Ended(Some(reason), count) => {
                 let first = inner.lost.iter().find(|(of, _)| *of == reason);
                 let first = first.map(|(_, names)| names.as_str()).unwrap_or_default();
                 match count {
@@ -388,7 +388,7 @@ impl Heartbeat {
                     _ => log::warn!("{count} leases ({first}, …) are lost ({reason})"),
                 }
             }
-            Effect::NotReleased(count) => {
+            Effect::Ended(None, count) => {
                 log::warn!("leases are not released, and end at their ttl: {count}");
             }
             Effect::Closed => {
@@ -520,30 +520,18 @@ impl Heartbeat {
     }
 
     /// Waits for the next renewal of these, or their end.
-    pub async fn renew(self: &Arc<Self>, grants: &[Arc<Grant>]) {
-        let mut all = Vec::new();
-        for grant in grants {
-            let status = grant.status.subscribe();
-            let renewals = status.borrow().renewals;
-            all.push((status, renewals));
-        }
-        self.suspect(grants);
+    pub async fn renew(self: &Arc<Self>, leases: &[Arc<Held>]) {
+        let status = |lease: &Arc<Held>| lease.grant.status.subscribe();
+        let mut all: Vec<_> = leases.iter().map(status).collect();
+        let before: Vec<_> = all.iter().map(|status| status.borrow().renewals).collect();
+        let ids: Vec<_> = leases.iter().map(|lease| lease.grant.id).collect();
+        self.input(|states| states.suspect(&ids));
         let renewed = async {
-            for (status, before) in &mut all {
-                let _ = status.wait_for(|is| is.over.is_some() || is.renewals > *before).await;
+            for (status, before) in all.iter_mut().zip(before) {
+                let _ = status.wait_for(|is| is.over.is_some() || is.renewals > before).await;
             }
         };
         let _ = clock::within(span(LONGEST_CALL), renewed).await;
-    }
-
-    /// The next renewal is to tell whether these are lost.
-    pub fn suspect(self: &Arc<Self>, grants: &[Arc<Grant>]) {
-        self.input(|states| states.suspect(&ids(grants)));
-    }
-
-    /// Tells how far the transaction has come that releases them.
-    pub fn last(self: &Arc<Self>, grants: &[Arc<Grant>], stage: Stage) {
-        self.input(|states| states.last(&ids(grants), stage));
     }
 
     /// Gives everything back, and ends all waits.
@@ -602,8 +590,4 @@ impl Drop for GivesUp {
             self.heartbeat.input(|states| states.give_up(self.id));
         }
     }
-}
-
-fn ids(grants: &[Arc<Grant>]) -> Vec<Id> {
-    grants.iter().map(|grant| grant.id).collect()
 }

@@ -190,8 +190,8 @@ pub enum Effect {
     NotRenewed(String),
     /// An outage has begun for which acquires wait: one of them, and the code of its error.
     NotAcquired(Id, String),
-    Lost(Reason, usize),
-    NotReleased(usize),
+    /// So many leases were lost, or were not released.
+    Ended(Option<Reason>, usize),
     Closed,
 }
 
@@ -264,7 +264,8 @@ impl Lease {
         self.at_most.min(deadline).min(if is_beating { self.beat_at } else { NEVER })
     }
 
-    fn to_release(&self) -> &[String] {
+    /// The names that the server may have for it.
+    fn pending(&self) -> &[String] {
         if self.rest.is_empty() { &self.ask.names } else { &self.rest }
     }
 
@@ -383,8 +384,8 @@ pub struct LeaseStates {
     pub longest_beat: i64,
     now: i64,
     effects: Vec<Effect>,
-    lost: Vec<(Reason, usize)>,
-    not_released: usize,
+    /// How many leases this input has ended, for the log.
+    ended: Vec<(Option<Reason>, usize)>,
     leases: BTreeMap<Id, Lease>,
     requests: BTreeMap<Id, Request>,
     undos: BTreeMap<u64, Undo>,
@@ -421,17 +422,13 @@ impl LeaseStates {
         self.end_by_clock(answered);
         input(self);
         self.send();
-        for (reason, count) in take(&mut self.lost) {
+        for (reason, count) in take(&mut self.ended) {
             // An outage is one line of the log, and so are the losses by it.
-            let is_of_outage = reason == Reason::Deadline && self.is_out;
+            let is_of_outage = reason == Some(Reason::Deadline) && self.is_out;
             if !is_of_outage || !self.is_loss_logged {
-                self.effects.push(Effect::Lost(reason, count));
+                self.effects.push(Effect::Ended(reason, count));
             }
             self.is_loss_logged |= is_of_outage;
-        }
-        match take(&mut self.not_released) {
-            0 => {}
-            count => self.effects.push(Effect::NotReleased(count)),
         }
         take(&mut self.effects)
     }
@@ -728,19 +725,13 @@ impl LeaseStates {
     }
 
     fn keep(&mut self, ids: &[Id], place: Place) {
-        let limit = self.limit(NEVER).min(self.longest_beat);
-        let (mut names, mut tokens, mut ttls) = (Vec::new(), Vec::new(), Vec::new());
-        let (mut leases, mut table) = (Vec::new(), None);
-        for id in ids {
-            let Some(l) = self.leases.get_mut(id) else { continue };
-            l.is_calling = true;
-            leases.push((*id, l.ask.names.len()));
-            table.clone_from(&l.ask.table);
-            names.extend(l.ask.names.iter().cloned());
-            tokens.resize(names.len(), l.token);
-            ttls.resize(names.len(), l.ask.ttl);
-        }
-        self.start(place, limit, (names, tokens), About::Leases { leases, ttls, table });
+        each(&mut self.leases, ids.iter().copied(), |l| l.is_calling = true);
+        let all: Vec<_> = ids.iter().map(|id| &self.leases[id]).collect();
+        let leases = all.iter().map(|l| (l.id, l.ask.names.len())).collect();
+        let ttls = all.iter().map(|l| l.ask.ttl).collect();
+        let about = About::Leases { leases, ttls, table: all[0].ask.table.clone() };
+        let (limit, pairs) = (self.limit(NEVER).min(self.longest_beat), pairs(all));
+        self.start(place, limit, pairs, about);
     }
 
     /// Sends a call, over the connection of that place, which is opened if there is none.
@@ -1229,12 +1220,8 @@ impl LeaseStates {
         release.is_calling = true;
         let smallest = release.leases.iter().map(|l| l.ask.ttl).min().unwrap_or(NEVER);
         let (limit, table) = (of_all.min(own_limit(smallest)), release.leases[0].ask.table.clone());
-        let (mut names, mut tokens) = (Vec::new(), Vec::new());
-        for l in &release.leases {
-            names.extend(l.to_release().iter().cloned());
-            tokens.resize(names.len(), l.token);
-        }
-        self.start(place, limit, (names, tokens), About::Release { number, table });
+        let pairs = pairs(&release.leases);
+        self.start(place, limit, pairs, About::Release { number, table });
     }
 
     /// The connection of a session lease serves if there is no shared one.
@@ -1252,11 +1239,11 @@ impl LeaseStates {
         let Some(release) = self.releases.remove(&number) else { return };
         let mut is = is.iter();
         for l in release.leases {
-            let gone = is.by_ref().take(l.to_release().len()).filter(|is| !**is).count();
+            let gone = is.by_ref().take(l.pending().len()).filter(|is| !**is).count();
             let has_session = !l.ask.is_session || self.on(Place::Lease(l.id)).is_some();
             let is_known = !release.is_in_doubt && l.ask.table.is_none() && self.now < l.deadline;
             if l.holds() && gone > 0 && is_known && has_session {
-                self.count_loss(Reason::Gone);
+                self.count(Some(Reason::Gone));
                 self.effects.push(l.event(self.now, EventKind::Lost(Reason::Gone)));
                 self.hang_up(Place::Lease(l.id));
             } else {
@@ -1269,7 +1256,9 @@ impl LeaseStates {
     fn unconfirmed(&mut self, number: u64) {
         let Some(release) = self.releases.remove(&number) else { return };
         for l in release.leases {
-            self.not_released += usize::from(l.lives());
+            if l.lives() {
+                self.count(None);
+            }
             self.given_back(&l, false);
         }
     }
@@ -1303,7 +1292,7 @@ impl LeaseStates {
         if was_held {
             let event = l.event(self.now, EventKind::Lost(reason));
             self.effects.push(event);
-            return self.count_loss(reason);
+            return self.count(Some(reason));
         }
         if has_rest {
             self.give_back(id, false);
@@ -1314,11 +1303,11 @@ impl LeaseStates {
         self.finish(id, Some(Denial::LeaseLost(reason)), None);
     }
 
-    /// Losses by the same input, for the same reason, are one line of the log.
-    fn count_loss(&mut self, reason: Reason) {
-        match self.lost.iter_mut().find(|(of, _)| *of == reason) {
+    /// Ends by the same input, for the same reason, are one line of the log.
+    fn count(&mut self, reason: Option<Reason>) {
+        match self.ended.iter_mut().find(|(of, _)| *of == reason) {
             Some((_, count)) => *count += 1,
-            None => self.lost.push((reason, 1)),
+            None => self.ended.push((reason, 1)),
         }
     }
 
@@ -1334,6 +1323,12 @@ impl LeaseStates {
             self.effects.push(l.event(self.now, EventKind::Released { confirmed }));
         }
     }
+}
+
+/// The names of these, and their tokens.
+fn pairs<'l>(leases: impl IntoIterator<Item = &'l Lease>) -> (Vec<String>, Vec<i64>) {
+    let pairs = |l: &'l Lease| l.pending().iter().map(|name| (name.clone(), l.token));
+    leases.into_iter().flat_map(pairs).unzip()
 }
 
 /// Changes those that are there.

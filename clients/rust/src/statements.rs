@@ -15,7 +15,7 @@ pub(crate) struct Statement(pub String, pub Vec<(Box<dyn ToSql + Sync + Send>, T
 
 macro_rules! statement {
     ($sql:expr $(, $value:expr => $kind:ident)*) => {
-        Statement($sql, vec![$((Box::new($value) as _, Type::$kind)),*])
+        Statement($sql.to_owned(), vec![$((Box::new($value) as _, Type::$kind)),*])
     };
 }
 
@@ -132,88 +132,92 @@ pub(crate) fn holder_of_process() -> String {
     holder.1.clone()
 }
 
-/// The statement of a call.
-pub(crate) fn of(schema: &str, call: &Call) -> Statement {
-    match &call.about {
-        About::Acquire { ask, holder, reclaims, wait, .. } => {
-            acquire(schema, ask, holder.clone(), *reclaims, *wait)
-        }
-        About::Leases { table: Some(table), ttls, .. } => table.keep(schema, call, ttls),
-        About::Leases { .. } => keep(schema, call),
-        About::Release { table: Some(table), .. } => table.release(schema, call),
-        About::Release { .. } => release(schema, call),
-        About::Undo { holder, .. } => undo(schema, call, holder.clone()),
-    }
+/// The functions of the extension in its schema.
+pub(crate) fn qualified(schema: &str, sql: &str) -> String {
+    sql.replace("lease_", &format!("{schema}lease_"))
 }
+
+/// Who has a lease that was not granted, and for how long.
+const TAKEN: &str = "AS granted LEFT JOIN LATERAL (
+        SELECT i.holder, extract(epoch FROM i.remaining)::float8, i.state
+        FROM unnest($1::text[]) AS n(name), lease_info(n.name) AS i
+        WHERE granted IS NULL
+            AND (i.state IN ('held', 'uncommitted') OR cardinality(i.blocking_pids) > 0)
+        ORDER BY i.remaining DESC NULLS LAST LIMIT 1) AS taken ON true";
 
 /// One try, or a portion of a wait, which ends before the limits that the role has for statements
 /// and locks.
-fn acquire(schema: &str, ask: &Ask, holder: String, reclaims: bool, wait: i64) -> Statement {
-    let Ask { names, metadata, is_shared, slots, is_session, ttl, .. } = ask.clone();
-    let (ttl, metadata) = (interval(ttl), metadata.as_ref().map(Value::to_string));
-    let taken = format!(
-        "AS granted LEFT JOIN LATERAL (
-            SELECT i.holder, extract(epoch FROM i.remaining)::float8, i.state
-            FROM unnest($1::text[]) AS n(name), {schema}lease_info(n.name) AS i
-            WHERE granted IS NULL
-                AND (i.state IN ('held', 'uncommitted') OR cardinality(i.blocking_pids) > 0)
-            ORDER BY i.remaining DESC NULLS LAST LIMIT 1) AS taken ON true"
-    );
-    if names.len() != 1 {
-        let sql = format!(
-            "SELECT granted, taken.* FROM {schema}lease_acquire_all(
-                $1::text[], $2::text, $3::interval, $4::jsonb, $5::boolean) {taken}"
-        );
-        return statement!(
-            sql, names => TEXT_ARRAY, holder => TEXT, ttl => TEXT, metadata => TEXT, is_session => BOOL
-        );
-    }
-    let sql = format!(
-        "SELECT granted, taken.* FROM {schema}lease_acquire(
-            ($1::text[])[1], $2::text, $3::interval, least($4::interval,
-                nullif(current_setting('statement_timeout'), '0')::interval / 2,
-                nullif(current_setting('lock_timeout'), '0')::interval / 2),
-            $5::jsonb, $6::boolean, $7::integer, $8::boolean, $9::boolean) {taken}"
-    );
-    statement!(
-        sql, names => TEXT_ARRAY, holder => TEXT, ttl => TEXT, interval(wait) => TEXT,
-        metadata => TEXT, is_shared => BOOL, slots => INT4, reclaims => BOOL, is_session => BOOL
-    )
-}
+const ACQUIRE: &str = "SELECT granted, taken.* FROM lease_acquire(
+        ($1::text[])[1], $2::text, $3::interval, least($6::interval,
+            nullif(current_setting('statement_timeout'), '0')::interval / 2,
+            nullif(current_setting('lock_timeout'), '0')::interval / 2),
+        $4::jsonb, $7::boolean, $8::integer, $9::boolean, $5::boolean)";
 
-fn keep(schema: &str, call: &Call) -> Statement {
-    let sql = format!(
-        "SELECT outcome, extract(epoch FROM remaining)::float8,
-            extract(epoch FROM again_in)::float8, code
-        FROM {schema}lease_keep($1::text[], $2::bigint[])"
-    );
-    statement!(sql, call.names.clone() => TEXT_ARRAY, call.tokens.clone() => INT8_ARRAY)
-}
+const ACQUIRE_ALL: &str = "SELECT granted, taken.* FROM lease_acquire_all(
+        $1::text[], $2::text, $3::interval, $4::jsonb, $5::boolean)";
 
-/// How long a release waits for the lock of somebody's open transaction.
-fn lock_timeout(call: &Call) -> String {
-    (call.limit / 4).max(10).to_string()
-}
+const KEPT: &str = "SELECT outcome, extract(epoch FROM remaining)::float8,
+        extract(epoch FROM again_in)::float8, code";
 
-fn release(schema: &str, call: &Call) -> Statement {
-    let sql = format!(
-        "SELECT {schema}lease_release(x.name, x.token) IS NOT NULL
-        FROM set_config('lock_timeout', $3, true),
-            unnest($1::text[], $2::bigint[]) AS x(name, token)"
-    );
-    let (names, tokens) = (call.names.clone(), call.tokens.clone());
-    statement!(sql, names => TEXT_ARRAY, tokens => INT8_ARRAY, lock_timeout(call) => TEXT)
-}
+const RELEASE: &str = "SELECT lease_release(x.name, x.token) IS NOT NULL
+    FROM set_config('lock_timeout', $3, true), unnest($1::text[], $2::bigint[]) AS x(name, token)";
+
+const RELEASE_ROWS: &str = "SELECT lease_release_rows($4::text::regclass, $5::text[]::name[],
+        $1::text[]::jsonb[], $2::bigint[], $6::name, $7::name) IS NOT NULL
+    FROM set_config('lock_timeout', $3, true)";
 
 /// Releases what a holder has of these names.
-fn undo(schema: &str, call: &Call, holder: String) -> Statement {
-    let sql = format!(
-        "SELECT count({schema}lease_release(n.name, i.first_token))
-        FROM set_config('lock_timeout', $3, true), unnest($1::text[]) AS n(name),
-            {schema}lease_info(n.name) AS i
-        WHERE i.holder = $2::text AND i.state = 'held'"
-    );
-    statement!(sql, call.names.clone() => TEXT_ARRAY, holder => TEXT, lock_timeout(call) => TEXT)
+const UNDO: &str = "SELECT count(lease_release(n.name, i.first_token))
+    FROM set_config('lock_timeout', $2, true), unnest($1::text[]) AS n(name),
+        lease_info(n.name) AS i
+    WHERE i.holder = $3::text AND i.state = 'held'";
+
+/// The statement of a call.
+pub(crate) fn of(schema: &str, call: &Call) -> Statement {
+    let (names, tokens) = (call.names.clone(), call.tokens.clone());
+    // How long a release waits for the lock of somebody's open transaction.
+    let lock_timeout = (call.limit / 4).max(10).to_string();
+    let mut statement = match &call.about {
+        About::Acquire { ask, holder, reclaims, wait, .. } => {
+            let Ask { metadata, is_shared, slots, is_session, .. } = Ask::clone(ask);
+            let metadata = metadata.as_ref().map(Value::to_string);
+            let sql = if names.len() == 1 { ACQUIRE } else { ACQUIRE_ALL };
+            statement!(
+                format!("{sql} {TAKEN}"), names => TEXT_ARRAY, holder.clone() => TEXT,
+                interval(ask.ttl) => TEXT, metadata => TEXT, is_session => BOOL,
+                interval(*wait) => TEXT, is_shared => BOOL, slots => INT4, *reclaims => BOOL
+            )
+        }
+        About::Leases { table: Some(table), ttls, .. } => {
+            let RowTable { name, keys, fence, deadline } = table.clone();
+            let ttls: Vec<_> = ttls.iter().copied().map(interval).collect();
+            let from = "lease_keep_rows($3::text::regclass, $4::text[]::name[],
+                $1::text[]::jsonb[], $2::bigint[], $5::text[]::interval[], $6::name, $7::name)";
+            statement!(
+                format!("{KEPT} FROM {from}"), names => TEXT_ARRAY, tokens => INT8_ARRAY,
+                name => TEXT, keys => TEXT_ARRAY, ttls => TEXT_ARRAY, fence => TEXT, deadline => TEXT
+            )
+        }
+        About::Leases { .. } => {
+            let sql = format!("{KEPT} FROM lease_keep($1::text[], $2::bigint[])");
+            statement!(sql, names => TEXT_ARRAY, tokens => INT8_ARRAY)
+        }
+        About::Release { table: Some(table), .. } => {
+            let RowTable { name, keys, fence, deadline } = table.clone();
+            statement!(
+                RELEASE_ROWS, names => TEXT_ARRAY, tokens => INT8_ARRAY, lock_timeout => TEXT,
+                name => TEXT, keys => TEXT_ARRAY, fence => TEXT, deadline => TEXT
+            )
+        }
+        About::Release { .. } => statement!(
+            RELEASE, names => TEXT_ARRAY, tokens => INT8_ARRAY, lock_timeout => TEXT
+        ),
+        About::Undo { holder, .. } => {
+            statement!(UNDO, names => TEXT_ARRAY, lock_timeout => TEXT, holder.clone() => TEXT)
+        }
+    };
+    statement.0 = qualified(schema, &statement.0);
+    statement
 }
 
 /// Reads the rows of a call; None if they have another form than is known.
@@ -269,8 +273,7 @@ const PLACE: &str = "pg_backend_pid(), extract(epoch FROM now())::float8";
 /// A statement of a transaction counts the rows for which this is not NULL. `$1` are its pairs, as
 /// JSON, which every driver can send. Their order is the same everywhere, so that no two
 /// transactions wait for each other.
-pub(crate) fn counted(schema: &str, function: &str) -> String {
-    let function = function.replace("lease_", &format!("{schema}lease_"));
+pub(crate) fn counted(function: &str) -> String {
     format!(
         "SELECT count({function}), {PLACE} FROM (
             SELECT * FROM jsonb_to_recordset($1::text::jsonb) AS x(name text, token bigint,
@@ -289,40 +292,6 @@ pub(crate) struct RowTable {
 }
 
 impl RowTable {
-    fn keep(&self, schema: &str, call: &Call, ttls: &[i64]) -> Statement {
-        let sql = format!(
-            "SELECT outcome, extract(epoch FROM remaining)::float8,
-                extract(epoch FROM again_in)::float8, code
-            FROM {schema}lease_keep_rows($1::text::regclass, $2::text[]::name[],
-                $3::text[]::jsonb[], $4::bigint[], $7::text[]::interval[], $5::name, $6::name)"
-        );
-        let mut statement = self.of_call(sql, call);
-        let ttls: Vec<_> = ttls.iter().copied().map(interval).collect();
-        statement.1.push((Box::new(ttls), Type::TEXT_ARRAY));
-        statement
-    }
-
-    /// Gives rows up.
-    fn release(&self, schema: &str, call: &Call) -> Statement {
-        let sql = format!(
-            "SELECT {schema}lease_release_rows($1::text::regclass, $2::text[]::name[],
-                $3::text[]::jsonb[], $4::bigint[], $5::name, $6::name) IS NOT NULL
-            FROM set_config('lock_timeout', $7, true)"
-        );
-        let mut statement = self.of_call(sql, call);
-        statement.1.push((Box::new(lock_timeout(call)), Type::TEXT));
-        statement
-    }
-
-    fn of_call(&self, sql: String, call: &Call) -> Statement {
-        let RowTable { name, keys, fence, deadline } = self.clone();
-        let (of_rows, tokens) = (call.names.clone(), call.tokens.clone());
-        statement!(
-            sql, name => TEXT, keys => TEXT_ARRAY, of_rows => TEXT_ARRAY, tokens => INT8_ARRAY,
-            fence => TEXT, deadline => TEXT
-        )
-    }
-
     /// A row of it, for the statements of a transaction.
     pub fn row(&self, key: &str, token: i64) -> Value {
         let RowTable { name, keys, fence, deadline } = self;
@@ -346,5 +315,5 @@ pub(crate) fn cancel(places: Vec<Place>) -> Statement {
         JOIN pg_stat_activity ON pid = process, coalesce(state <> 'disabled', false) AS is_seen
         WHERE NOT is_seen OR state = 'active' AND query NOT LIKE 'ROLLBACK%'
             AND extract(epoch FROM xact_start)::float8 = began";
-    statement!(sql.to_owned(), processes => INT4_ARRAY, began => FLOAT8_ARRAY)
+    statement!(sql, processes => INT4_ARRAY, began => FLOAT8_ARRAY)
 }

@@ -4,7 +4,7 @@ use crate::connection::Connected;
 use crate::errors::{Error, Reason, Refused};
 use crate::heartbeat::{Grant, Heartbeat, Held, lock};
 use crate::lease_state::{Id, LeaseStates, Stage};
-use crate::statements::{Place, counted};
+use crate::statements::{Place, counted, qualified};
 use serde_json::{Value, json};
 use std::mem;
 use std::ops::{Deref, DerefMut};
@@ -119,10 +119,8 @@ begins! {
 /// The leases, or the number, that a transaction is under.
 pub(crate) struct Under {
     heartbeat: Arc<Heartbeat>,
-    /// They are held on to, so that none is given back while the transaction runs.
-    _leases: Vec<Arc<Held>>,
-    grants: Vec<Arc<Grant>>,
-    /// The names, which are an adopted lease's if there are no grants.
+    /// None is given back while the transaction runs. An adopted one is not among them.
+    leases: Vec<Arc<Held>>,
     names: Vec<String>,
     /// Row leases, and the names of all others, as the arguments of the statements.
     rows: Vec<Value>,
@@ -143,39 +141,27 @@ pub(crate) struct Under {
 }
 
 impl Under {
-    pub fn leases(heartbeat: &Arc<Heartbeat>, leases: Vec<Arc<Held>>) -> Under {
-        let (mut grants, mut names) = (Vec::new(), Vec::new());
-        let (mut rows, mut pairs) = (Vec::new(), Vec::new());
-        for grant in leases.iter().map(|lease| &lease.grant) {
-            match &grant.row {
-                Some(row) => rows.push(row.clone()),
-                None => pairs.extend(
-                    grant.names.iter().map(|name| json!({ "name": name, "token": grant.token })),
-                ),
-            }
-            names.extend(grant.names.clone());
-            grants.push(grant.clone());
-        }
-        Under::new(heartbeat, leases, (grants, names), (rows, pairs))
-    }
-
-    /// The number of an adopted lease, which has no grant.
-    pub fn adopted(heartbeat: &Arc<Heartbeat>, name: &str, token: i64, holder: String) -> Under {
-        let pairs = vec![json!({ "name": name, "token": token, "holder": holder })];
-        let of = (Vec::new(), vec![name.to_owned()]);
-        Under::new(heartbeat, Vec::new(), of, (Vec::new(), pairs))
-    }
-
-    fn new(
+    /// Under leases, or under the number of an adopted one, which has no grant.
+    pub fn new(
         heartbeat: &Arc<Heartbeat>,
         leases: Vec<Arc<Held>>,
-        (grants, names): (Vec<Arc<Grant>>, Vec<String>),
-        (rows, pairs): (Vec<Value>, Vec<Value>),
+        adopted: Option<(&str, i64, String)>,
     ) -> Under {
+        let (mut names, mut rows, mut pairs) = (Vec::new(), Vec::new(), Vec::new());
+        for Grant { names: of, token, row, .. } in leases.iter().map(|lease| &*lease.grant) {
+            names.extend(of.clone());
+            match row {
+                Some(row) => rows.push(row.clone()),
+                None => pairs.extend(of.iter().map(|name| json!({ "name": name, "token": token }))),
+            }
+        }
+        if let Some((name, token, holder)) = adopted {
+            names.push(name.to_owned());
+            pairs.push(json!({ "name": name, "token": token, "holder": holder }));
+        }
         Under {
             heartbeat: heartbeat.clone(),
-            _leases: leases,
-            grants,
+            leases,
             names,
             rows,
             pairs,
@@ -189,8 +175,26 @@ impl Under {
         }
     }
 
+    fn grants(&self) -> impl Iterator<Item = &Grant> {
+        self.leases.iter().map(|lease| &*lease.grant)
+    }
+
+    fn ids(&self) -> Vec<Id> {
+        self.grants().map(|grant| grant.id).collect()
+    }
+
+    /// The next renewal is to tell whether they are lost.
+    fn suspect(&self) {
+        self.heartbeat.input(|states| states.suspect(&self.ids()));
+    }
+
+    /// Tells how far the transaction has come that releases them.
+    fn tell_last(&self, stage: Stage) {
+        self.heartbeat.input(|states| states.last(&self.ids(), stage));
+    }
+
     fn is_adopted(&self) -> bool {
-        self.grants.is_empty()
+        self.leases.is_empty()
     }
 
     /// `Send` is said, for the compiler does not find it out if a guard is within another.
@@ -204,7 +208,7 @@ impl Under {
                 return Err(Error::Invalid("a guard takes a lease"));
             }
             self.cut = connection.cut();
-            for grant in &self.grants {
+            for grant in self.leases.iter().map(|lease| &*lease.grant) {
                 match self.heartbeat.check(grant) {
                     Err(Error::LeaseLost { reason: Reason::Deadline, .. })
                         if grant.row.is_some() =>
@@ -226,7 +230,7 @@ impl Under {
             if is_silent && guard.under.is_whole && !guard.under.is_adopted() {
                 // After a failover no token speaks until its holder has renewed.
                 guard.under.touches(false);
-                guard.under.heartbeat.renew(&guard.under.grants).await;
+                guard.under.heartbeat.renew(&guard.under.leases).await;
                 guard.under.or_loss(guard.transaction.text("ROLLBACK; BEGIN")).await?;
                 entered = guard.enter().await;
             }
@@ -251,15 +255,14 @@ impl Under {
     /// Tells the heartbeat that the rows of row leases are written, or that the transaction has ended.
     fn touches(&mut self, begins: bool) {
         let is_changed = mem::replace(&mut self.is_touching, begins) != begins;
-        for grant in self.grants.iter().filter(|grant| is_changed && grant.row.is_some()) {
+        for grant in self.grants().filter(|grant| is_changed && grant.row.is_some()) {
             let input = if begins { LeaseStates::touches } else { LeaseStates::ended };
             self.heartbeat.input(|states| input(states, grant.id));
         }
     }
 
     fn loss(&self) -> Option<Error> {
-        let in_time = |grant: &&Arc<Grant>| !self.late.contains(&grant.id);
-        self.grants.iter().filter(in_time).find_map(|grant| grant.loss())
+        self.grants().filter(|grant| !self.late.contains(&grant.id)).find_map(Grant::loss)
     }
 
     /// The result of a call, unless a loss is first.
@@ -280,7 +283,7 @@ impl Under {
                 self.hangs.store(false, Relaxed);
                 let Err(error) = done else { return done };
                 if error.has_state("PF001") || error.has_state("PF004") {
-                    self.heartbeat.suspect(&self.grants);
+                    self.suspect();
                 }
                 // That of a connection that was broken off because of a loss is the loss.
                 let is_cut = matches!(error, Error::TransactionLost { .. });
@@ -313,21 +316,14 @@ fn told_of_commit(error: Error) -> Error {
     }
 }
 
-fn is_in_doubt(error: &Error) -> bool {
-    matches!(
-        error,
-        Error::TransactionLost { in_doubt: true, .. } | Error::LeaseLost { in_doubt: true, .. }
-    )
-}
-
 impl Drop for Under {
     fn drop(&mut self) {
         let cut = self.cut.as_ref().map(AbortHandle::id);
-        for grant in &self.grants {
+        for grant in self.grants() {
             lock(&grant.guards).retain(|one| Some(one.id()) != cut);
         }
         if let Some(stage) = self.last {
-            self.heartbeat.last(&self.grants, stage);
+            self.tell_last(stage);
         }
         self.touches(false);
         // A caller that gave up a statement, or lost it, is not to be held up by it. It is not
@@ -365,7 +361,7 @@ impl<T: Open> Guarded<T> {
             return Ok(true);
         }
         let Guarded { transaction, under } = self;
-        let sql = counted(&under.heartbeat.setup.schema, function);
+        let sql = qualified(&under.heartbeat.setup.schema, &counted(function));
         let (expected, of) = (of.len() as i64, Value::from(of).to_string());
         let (count, process, began) = under.or_loss(transaction.count(&sql, &of)).await?;
         under.place = under.is_whole.then_some((process, began));
@@ -384,9 +380,8 @@ impl<T: Open> Guarded<T> {
 
     /// The server has said that a lease is not ours.
     fn gone(&self) -> Error {
-        let Under { heartbeat, grants, names, .. } = &self.under;
-        heartbeat.suspect(grants);
-        Error::lost(names, Reason::Gone, false)
+        self.under.suspect();
+        Error::lost(&self.under.names, Reason::Gone, false)
     }
 
     /// Commits. It refuses if a statement has failed, or the work has ended the transaction by
@@ -407,12 +402,15 @@ impl<T: Open> Guarded<T> {
             under.last = Some(if is_whole { Stage::InDoubt } else { Stage::RolledBack });
         }
         let ended = under.or_loss(transaction.commit(is_whole)).await.map_err(told_of_commit);
-        let stage = match &ended {
-            Ok(()) if is_whole => Stage::Committed,
-            Ok(()) => Stage::Inner,
-            Err(error) if is_whole && is_in_doubt(error) => Stage::InDoubt,
-            Err(_) => Stage::RolledBack,
-        };
+        let stage =
+            match &ended {
+                Ok(()) if is_whole => Stage::Committed,
+                Ok(()) => Stage::Inner,
+                Err(
+                    Error::TransactionLost { in_doubt, .. } | Error::LeaseLost { in_doubt, .. },
+                ) if is_whole && *in_doubt => Stage::InDoubt,
+                Err(_) => Stage::RolledBack,
+            };
         under.last = is_last.then_some(stage);
         if ended.is_ok() {
             under.place = None;
@@ -424,7 +422,7 @@ impl<T: Open> Guarded<T> {
     /// that goes on they are given back when that commits, and live on if it does not.
     pub async fn commit_and_release(mut self) -> Result<(), Error> {
         // The heartbeat leaves out what is about to be released.
-        self.under.heartbeat.last(&self.under.grants, Stage::Begins);
+        self.under.tell_last(Stage::Begins);
         self.under.last = Some(Stage::RolledBack);
         // No commit is on its way yet: any other error leaves no doubt.
         let told = |error: Error| match error.has_state("25P02") {
