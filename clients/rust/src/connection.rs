@@ -117,15 +117,6 @@ impl DerefMut for Connected {
     }
 }
 
-/// Cuts the connection when it is dropped, unless it was taken out before.
-pub(crate) struct Cut(pub Option<Connected>);
-
-impl Drop for Cut {
-    fn drop(&mut self) {
-        self.0.iter().for_each(|connected| connected.task.abort());
-    }
-}
-
 const USUAL_PORT: u16 = 5432;
 
 /// Opens a connection, and drives it in a task of its own.

@@ -5,7 +5,7 @@
 //! leases.
 
 use crate::clock;
-use crate::connection::{Connected, Cut, Opener};
+use crate::connection::{Connected, Opener};
 use crate::errors::{Error, Reason, is_broken};
 use crate::lease_state::{
     Answer, Ask, Call, Effect, EventKind, Id, LONGEST_CALL, LOOK_AGAIN, LeaseStates, NEVER,
@@ -154,10 +154,8 @@ enum Slot {
     Busy(AbortHandle),
 }
 
-enum Tell {
-    Event(Event),
-    Reply(oneshot::Sender<Result<Held, Error>>, Result<Held, Error>),
-}
+/// An event or an answer that is to be told.
+type Tell = Box<dyn FnOnce(&Setup) + Send>;
 
 /// What has become of a call: its answer, or the code and the error.
 type Outcomes = Result<Answer, (String, Option<Error>)>;
@@ -224,15 +222,8 @@ impl Heartbeat {
         inner.is_telling = true;
         while let Some(next) = inner.to_tell.pop_front() {
             drop(inner);
-            match next {
-                Tell::Event(event) => {
-                    let told = AssertUnwindSafe(|| (self.setup.on_event)(&event));
-                    if catch_unwind(told).is_err() {
-                        log::error!("the function of on_event has panicked");
-                    }
-                }
-                // A lease that nobody waits for any more is given back.
-                Tell::Reply(to, reply) => drop(to.send(reply)),
+            if catch_unwind(AssertUnwindSafe(|| next(&self.setup))).is_err() {
+                log::error!("the function of on_event has panicked");
             }
             inner = lock(&self.inner);
         }
@@ -240,7 +231,7 @@ impl Heartbeat {
     }
 
     pub fn event(self: &Arc<Self>, event: Event) {
-        lock(&self.inner).to_tell.push_back(Tell::Event(event));
+        lock(&self.inner).to_tell.push_back(Box::new(move |setup| (setup.on_event)(&event)));
         self.tell();
     }
 
@@ -325,11 +316,12 @@ impl Heartbeat {
     fn carry_out(self: &Arc<Self>, inner: &mut Inner, effect: Effect) -> Option<u64> {
         match effect {
             Effect::Call(call) => return self.send(inner, call),
-            Effect::Cut(on) => match inner.connections.remove(&on) {
-                Some(Slot::Busy(call)) => call.abort(),
-                Some(Slot::Idle(connected)) => drop(Cut(Some(connected))),
-                None => {}
-            },
+            // Dropped, it ends without a goodbye that is waited for.
+            Effect::Cut(on) => {
+                if let Some(Slot::Busy(call)) = inner.connections.remove(&on) {
+                    call.abort();
+                }
+            }
             Effect::HangUp(on) => {
                 if let Some(Slot::Idle(connected)) = inner.connections.remove(&on) {
                     let _ = self.spawn(inner, connected.close(), drop);
@@ -356,7 +348,8 @@ impl Heartbeat {
                     self.changed.send_replace(());
                 }
                 let (names, remaining) = (grant.names.clone(), span(remaining));
-                inner.to_tell.push_back(Tell::Event(Event { kind, names, token, remaining }));
+                let event = Event { kind, names, token, remaining };
+                inner.to_tell.push_back(Box::new(move |setup| (setup.on_event)(&event)));
             }
             Effect::Reply { id, denial, sqlstate, in_doubt } => {
                 let Acquire { ask, reply, cause } = inner.acquires.remove(&id)?;
@@ -369,7 +362,8 @@ impl Heartbeat {
                         Ok(Held { heartbeat, grant })
                     }
                 };
-                inner.to_tell.push_back(Tell::Reply(reply, result));
+                // A lease that nobody waits for any more is given back.
+                inner.to_tell.push_back(Box::new(|_| drop(reply.send(result))));
             }
             Effect::NotRenewed(code) => {
                 log::warn!("leases are not renewed, and it is tried again: {code}");
@@ -422,57 +416,57 @@ impl Heartbeat {
         }
     }
 
-    /// Sends a call. Aborted, it cuts the connection.
+    /// Sends a call, on a connection that it gives back.
     async fn call(
         self: Arc<Self>,
         call: Arc<Call>,
-        connected: Option<Connected>,
-    ) -> (Cut, Outcomes) {
-        let mut cut = Cut(connected);
+        mut connected: Option<Connected>,
+    ) -> (Option<Connected>, Outcomes) {
         if call.opens {
             // A little less than the limit, so that it is told what was tried.
             let limit = span(call.limit.max(SHORTEST_OPENING) / 10 * 9);
             match (self.setup.open)(limit).await {
-                Ok(opened) => cut.0 = Some(opened),
-                Err(error) => return (cut, Err((error.code_of_opening(), Some(error)))),
+                Ok(opened) => connected = Some(opened),
+                Err(error) => return (None, Err((error.code_of_opening(), Some(error)))),
             }
             self.input(|states| states.sent(call.number));
         }
-        let Some(connected) = cut.0.as_ref().filter(|connected| !connected.has_ended()) else {
-            return (cut, Err(("unsent".to_owned(), None)));
+        let Some(on) = connected.as_ref().filter(|one| !one.has_ended()) else {
+            return (None, Err(("unsent".to_owned(), None)));
         };
         let statement = statements::of(&self.setup.schema, &call);
-        let answer = match connected.rows(&statement).await {
+        let answer = match on.rows(&statement).await {
             Ok(rows) => statements::read(&call, &rows).ok_or(("unreadable".to_owned(), None)),
             Err(error) => {
                 let state = error.code().map(|code| code.code().to_owned());
-                let has_ended = connected.has_ended() || is_broken(&error);
+                let has_ended = on.has_ended() || is_broken(&error);
                 let code = if has_ended { "ended" } else { "unreadable" };
-                let error = Error::from(error).of_call(&connected.role, call.table());
+                let error = Error::from(error).of_call(&on.role, call.table());
                 Err((state.unwrap_or_else(|| code.to_owned()), Some(error)))
             }
         };
-        (cut, answer)
+        (connected, answer)
     }
 
     /// Gives the answer to the states.
-    fn ended(self: &Arc<Self>, call: &Call, ended: Result<(Cut, Outcomes), JoinError>) {
-        let (mut cut, mut outcome) = match ended {
+    fn ended(
+        self: &Arc<Self>,
+        call: &Call,
+        ended: Result<(Option<Connected>, Outcomes), JoinError>,
+    ) {
+        let (connected, mut outcome) = match ended {
             Ok(ended) => ended,
             Err(error) if error.is_panic() => {
                 let error = Error::other(error.to_string());
-                (Cut(None), Err(("panicked".to_owned(), Some(error))))
+                (None, Err(("panicked".to_owned(), Some(error))))
             }
             // It was cut, which the states have decided.
             Err(_) => return,
         };
         let mut inner = lock(&self.inner);
-        let mut is_broken = true;
-        if inner.connections.contains_key(&call.on)
-            && let Some(connected) = cut.0.take()
-        {
-            is_broken = connected.has_ended();
-            inner.connections.insert(call.on, Slot::Idle(connected));
+        let is_broken = connected.as_ref().is_none_or(Connected::has_ended);
+        if let (Some(connected), Some(slot)) = (connected, inner.connections.get_mut(&call.on)) {
+            *slot = Slot::Idle(connected);
         }
         let asking = call.acquire().and_then(|id| inner.acquires.get_mut(&id));
         if let (Some(asking), Err((_, error @ Some(_)))) = (asking, &mut outcome) {
