@@ -547,8 +547,17 @@ impl LeaseStates {
             }
         }
         let sent = sent.unwrap_or(self.now);
+        if let About::Acquire { id, .. } = call.about {
+            each(&mut self.requests, [id], |r| r.is_out = false);
+        }
         match (&call.about, answer) {
-            (&About::Acquire { id, .. }, answer) => self.acquire_answered(id, answer, sent),
+            (&About::Acquire { id, .. }, Answer::Granted(token)) => {
+                self.granted(id, token, sent);
+                self.leave(id);
+            }
+            (&About::Acquire { id, .. }, Answer::Taken { holder, remaining, state }) => {
+                self.taken(id, sent, holder, remaining, &state);
+            }
             (About::Leases { leases, .. }, Answer::Kept(outcomes)) => {
                 self.kept(leases, &outcomes, sent);
             }
@@ -665,7 +674,11 @@ impl LeaseStates {
             self.try_to_acquire(id);
         }
         for number in keys(&self.undos, |_, undo| !undo.is_calling && undo.at <= now) {
-            self.send_undo(number);
+            let Some(undo) = self.undos.get_mut(&number) else { continue };
+            undo.is_calling = true;
+            let (names, holder) = (undo.ask.names.clone(), undo.holder.clone());
+            let (limit, about) = (own_limit(undo.ask.ttl), About::Undo { number, holder });
+            self.start(Place::Undo(number), limit, (names, Vec::new()), about);
         }
         for id in self.ids(|l| self.is_own(l) && !l.is_calling && l.beat_at <= now) {
             self.keep(&[id], Place::Lease(id));
@@ -832,11 +845,6 @@ impl LeaseStates {
         }
     }
 
-    fn hand_over(&mut self, from: Place, to: Place) {
-        let connection = self.on(from).and_then(|on| self.connections.get_mut(&on));
-        connection.into_iter().for_each(|connection| connection.place = Some(to));
-    }
-
     /// Ends the shared connection with the last lease, and tells when a closed fence is done.
     fn rest(&mut self) {
         let is_idle = self.calls.is_empty() && self.releases.is_empty() && self.requests.is_empty();
@@ -965,20 +973,6 @@ impl LeaseStates {
         self.start(place, limit, (names, Vec::new()), about);
     }
 
-    fn acquire_answered(&mut self, id: Id, answer: Answer, sent: i64) {
-        each(&mut self.requests, [id], |r| r.is_out = false);
-        match answer {
-            Answer::Granted(token) => {
-                self.granted(id, token, sent);
-                self.leave(id);
-            }
-            Answer::Taken { holder, remaining, state } => {
-                self.taken(id, sent, holder, remaining, &state);
-            }
-            _ => unreachable!("a call is answered by its own rows"),
-        }
-    }
-
     fn granted(&mut self, id: Id, token: i64, sent: i64) {
         let now = self.now;
         let Some(r) = self.requests.get_mut(&id) else { return };
@@ -996,7 +990,8 @@ impl LeaseStates {
         if is_session || !is_over && !is_believed {
             // The server counts from a later moment: a renewal confirms the lease, over the same
             // connection.
-            self.hand_over(Place::Request(id), Place::Lease(id));
+            let own = self.on(Place::Request(id)).into_iter();
+            each(&mut self.connections, own, |own| own.place = Some(Place::Lease(id)));
         }
         if is_over {
             self.give_back(id, false);
@@ -1102,7 +1097,11 @@ impl LeaseStates {
             return;
         }
         if !is_conflict(code) {
-            self.waits_for_outage(id, code);
+            // An outage is told once, however many wait for its end.
+            if !self.requests.values().any(|r| r.is_out && !r.is_over) {
+                self.effects.push(Effect::NotAcquired(id, code.to_owned()));
+            }
+            each(&mut self.requests, [id], |r| r.is_out = true);
         }
         if is_doubt && !reclaims {
             // The next try has another holder, so that an undo that comes late does not meet its
@@ -1112,14 +1111,6 @@ impl LeaseStates {
         } else {
             each(&mut self.requests, [id], |r| r.at = now + pause);
         }
-    }
-
-    /// Tells an outage once, however many wait for its end.
-    fn waits_for_outage(&mut self, id: Id, code: &str) {
-        if !self.requests.values().any(|r| r.is_out && !r.is_over) {
-            self.effects.push(Effect::NotAcquired(id, code.to_owned()));
-        }
-        each(&mut self.requests, [id], |r| r.is_out = true);
     }
 
     /// Has released what may have been granted, if the holder is nobody else's.
@@ -1133,14 +1124,6 @@ impl LeaseStates {
         self.last_number += 1;
         self.undos.insert(self.last_number, Undo { ask, holder, doubt, at, tries, is_calling });
         Some(self.last_number)
-    }
-
-    fn send_undo(&mut self, number: u64) {
-        let Some(undo) = self.undos.get_mut(&number) else { return };
-        undo.is_calling = true;
-        let (names, holder) = (undo.ask.names.clone(), undo.holder.clone());
-        let (limit, about) = (own_limit(undo.ask.ttl), About::Undo { number, holder });
-        self.start(Place::Undo(number), limit, (names, Vec::new()), about);
     }
 
     fn undone(&mut self, number: u64, released: i64) {

@@ -195,7 +195,8 @@ pub(crate) fn of(schema: &str, call: &Call) -> Statement {
                 $1::text[]::jsonb[], $2::bigint[], $5::text[]::interval[], $6::name, $7::name)";
             statement!(
                 format!("{KEPT} FROM {from}"), names => TEXT_ARRAY, tokens => INT8_ARRAY,
-                name => TEXT, keys => TEXT_ARRAY, ttls => TEXT_ARRAY, fence => TEXT, deadline => TEXT
+                name => TEXT, keys => TEXT_ARRAY, ttls => TEXT_ARRAY,
+                fence => TEXT, deadline => TEXT
             )
         }
         About::Leases { .. } => {
