@@ -42,8 +42,7 @@ fn lost<T: Debug>(outcome: Result<T, Error>) -> Reason {
     }
 }
 
-/// A table of one order, bound to its lease. A test has the database alone, for an epoch silences
-/// the tokens of all others.
+/// A table of one order, bound to its lease; and the database alone, for epochs silence all tokens.
 struct Shop {
     admin: Connected,
     fence: Fence,
@@ -76,8 +75,7 @@ impl Shop {
         self.fence.lease("order:7").ttl(SHORT * 2).wait(LONG).acquire().await.unwrap()
     }
 
-    /// It is lost after a while.
-    async fn ending(&self) -> Lease {
+    async fn lost_soon(&self) -> Lease {
         let request = self.fence.lease("order:7").at_most(SHORT).wait(LONG);
         request.acquire().await.unwrap()
     }
@@ -155,7 +153,7 @@ async fn what_a_loss_has_ended_hangs_no_more() {
     // On a driver's own connection, which a loss does not break off.
     let (mut client, connection) = tokio_postgres::connect(&url(), NoTls).await.unwrap();
     tokio::spawn(connection);
-    let lease = shop.ending().await;
+    let lease = shop.lost_soon().await;
     let guard = lease.guard(&mut client).await.unwrap();
     assert_eq!(lost(guard.batch_execute(HANG).await), Reason::AtMost);
     drop((guard, lease));
@@ -164,7 +162,7 @@ async fn what_a_loss_has_ended_hangs_no_more() {
     assert!(timeout(SHORT / 5, guard.batch_execute(HANG)).await.is_err());
     drop((guard, lease));
     // What comes after a savepoint is not cancelled: the caller that began goes on.
-    let lease = shop.ending().await;
+    let lease = shop.lost_soon().await;
     let mut outer = client.transaction().await.unwrap();
     let guard = lease.guard(&mut outer).await.unwrap();
     lease.lost().await;
@@ -174,13 +172,13 @@ async fn what_a_loss_has_ended_hangs_no_more() {
     // What has not begun is broken off, where not even BEGIN comes through.
     let mut client = self::client().await;
     assert!(timeout(SHORT / 5, client.batch_execute(HANG)).await.is_err());
-    let lease = shop.ending().await;
+    let lease = shop.lost_soon().await;
     assert_eq!(lost(lease.guard(&mut client).await.map(drop)), Reason::AtMost);
     client.batch_execute("SELECT 1").await.unwrap_err();
 }
 
 #[tokio::test]
-async fn errors_are_found_however_deep_they_are() {
+async fn errors_are_found_however_deep_they_are_and_told_at_once() {
     let shop = Shop::new().await;
     let refused = shop.admin.batch_execute(PAY).await.unwrap_err();
     let wrapped: BoxError = Box::new(Error::other(refused));
@@ -190,6 +188,17 @@ async fn errors_are_found_however_deep_they_are() {
     assert!(classify(&other).is_none());
     let elsewhere = Fence::new(&url()).unwrap().in_schema("nowhere");
     assert!(matches!(elsewhere.lease("x").acquire().await, Err(Error::NotInstalled(_))));
+    // What never opens is told at once.
+    for (words, fence) in [
+        ("TLS", Fence::at([config(|config| config.ssl_mode(SslMode::Require))], NoTls)),
+        ("does not exist", Fence::at([config(|config| config.dbname("nowhere"))], NoTls)),
+        ("no secret", Fence::with_opener(|| async { Err(Error::other("no secret")) })),
+    ] {
+        let stop = CancellationToken::new();
+        let lead = fence.lead("x", SHORT, &stop, async |_| Ok(()));
+        let told = timeout(SHORT * 5, lead).await.expect("at once").unwrap_err().to_string();
+        assert!(told.contains(words), "{told}");
+    }
 }
 
 /// Its callback may panic, and its own runtime may be blocked: the heartbeat has a thread.
@@ -204,20 +213,6 @@ async fn a_program_that_blocks_and_panics_keeps_its_lease() {
     lease.check().unwrap();
     lease.release().await.unwrap();
     fence.close().await;
-}
-
-#[tokio::test]
-async fn what_never_opens_is_told_at_once() {
-    for (words, fence) in [
-        ("TLS", Fence::at([config(|config| config.ssl_mode(SslMode::Require))], NoTls)),
-        ("does not exist", Fence::at([config(|config| config.dbname("nowhere"))], NoTls)),
-        ("no secret", Fence::with_opener(|| async { Err(Error::other("no secret")) })),
-    ] {
-        let stop = CancellationToken::new();
-        let lead = fence.lead("x", SHORT, &stop, async |_| Ok(()));
-        let told = timeout(SHORT * 5, lead).await.expect("at once").unwrap_err().to_string();
-        assert!(told.contains(words), "{told}");
-    }
 }
 
 /// Of both modes, with a key of two columns, and columns of any name.
@@ -324,7 +319,7 @@ mod of_sqlx {
         };
         assert_eq!(lost(tokio::spawn(work).await.unwrap().unwrap()), Reason::Released);
         assert_eq!(shop.sql(STATUS).await, "paid");
-        let (lease, mut connection) = (shop.ending().await, pool.acquire().await.unwrap());
+        let (lease, mut connection) = (shop.lost_soon().await, pool.acquire().await.unwrap());
         let mut guard = lease.guard(&mut *connection).await.unwrap();
         assert_eq!(lost(lease.run(guard.execute(HANG)).await), Reason::AtMost);
         drop(guard);
