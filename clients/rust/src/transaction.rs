@@ -234,8 +234,8 @@ impl Under {
                 guard.under.or_loss(guard.transaction.text("ROLLBACK; BEGIN")).await?;
                 entered = guard.enter().await;
             }
-            let table = guard.under.rows.first().map(|row| row["relation"].to_string());
-            match entered.map_err(|error| error.of_call("", table.as_deref())) {
+            let table = guard.under.rows.first().and_then(|row| row["relation"].as_str());
+            match entered.map_err(|error| error.of_call("", table)) {
                 Ok(()) => Ok(guard),
                 // NULL from lease_adopt: a transaction guards an older number. PF004 from it:
                 // another holder has adopted this number.
