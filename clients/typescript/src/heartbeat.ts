@@ -169,20 +169,16 @@ export class Heartbeat {
     if (kind !== "acquired") for (const go of holding.waiting.splice(0)) go();
     if (kind === "lost") this.#toTell.push(() => holding.aborts.abort(holding.lost()));
     const left = { milliseconds: remaining };
-    this.tell({ kind, names: holding.names, token, remaining: left, reason }, true);
+    const event = { kind, names: holding.names, token, remaining: left, reason };
+    this.#toTell.push(() => this.tell(event));
   }
 
-  /** Tells an event, in its order. */
-  tell(event: LeaseEvent, isLater = false): void {
-    if (!this.onEvent) return;
-    this.#toTell.push(() => {
-      try {
-        this.onEvent?.(event);
-      } catch (error) {
-        warn(`onEvent failed: ${error}`);
-      }
-    });
-    if (!isLater) this.#tellAll();
+  tell(event: LeaseEvent): void {
+    try {
+      this.onEvent?.(event);
+    } catch (error) {
+      warn(`onEvent failed: ${error}`);
+    }
   }
 
   #reply(reply: Reply): void {
@@ -306,7 +302,7 @@ export class Heartbeat {
 
   /** Tells of a transaction that has written the rows of row leases, or has ended. */
   touches(holdings: readonly Holding[], begins: boolean): void {
-    for (const key of keysOf(holdings)) this.#input((states) => states.touches(key, begins));
+    this.#input((states) => states.touches(keysOf(holdings), begins));
   }
 
   hear(holding: Holding, lease: unknown): void {

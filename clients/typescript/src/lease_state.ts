@@ -267,10 +267,10 @@ export class LeaseStates implements Place {
     }
   }
 
-  /** A transaction that has written the row of a row lease: nobody else can claim the row until it
-   * has ended. */
-  touches(key: string, begins: boolean): void {
-    for (const lease of this.#those([key])) {
+  /** A transaction that has written the rows of row leases: nobody else can claim them until it has
+   * ended. */
+  touches(keys: readonly string[], begins: boolean): void {
+    for (const lease of this.#those(keys)) {
       lease.touched += begins ? 1 : -1;
       if (begins) continue;
       lease.beatAt = Math.min(lease.beatAt, this.#now);
@@ -526,8 +526,8 @@ export class LeaseStates implements Place {
   }
 
   /** A third of the smallest ttl of all that are held, and of what is asked for. */
-  #limit(ttl = NEVER): number {
-    const least = Math.min(ttl, smallest(this.#all().filter(lives)));
+  #limit(least = NEVER): number {
+    for (const lease of this.#leases.values()) if (lives(lease)) least = Math.min(least, lease.ttl);
     return Math.min(LONGEST_CALL, Math.floor(least / 3));
   }
 
