@@ -73,13 +73,6 @@ export type LeadOptions = Pick<LeaseOptions, "ttl"> & { readonly stop?: AbortSig
 /** A shorter ttl, in milliseconds, leaves no time for a renewal. */
 const SHORTEST_TTL = 100;
 
-function ttlOf(ttl: Span = { seconds: 30 }): number {
-  const ms = msOf("ttl", ttl);
-  if (ms >= SHORTEST_TTL) return Math.floor(ms);
-  const why = "for it is renewed meanwhile";
-  throw new RangeError(`ttl is ${SHORTEST_TTL} ms or more, ${why}: not ${ms} ms`);
-}
-
 /** The holder is unique for each call, unless it is named. */
 function holderOf(holder = `${hostname()}/${process.pid}/${randomUUID().slice(0, 8)}`): string {
   return checked("holder", holder, "string");
@@ -97,28 +90,31 @@ function checked<T>(what: string, value: T, kind: "string" | "number" | "boolean
 function askedFor(names: string | readonly string[], options: LeaseOptions) {
   if (typeof options === "function") throw new TypeError("the options come before the work");
   const { slots = 1, reclaim = false, session = false, shared = false } = options;
-  const flags = Object.entries({ reclaim, session, shared });
-  for (const [what, flag] of flags) checked(what, flag, "boolean");
+  const flags = { reclaim, session, shared };
+  for (const [what, flag] of Object.entries(flags)) checked(what, flag, "boolean");
   checked("slots", slots, "number");
   const all = [names].flat().map((name) => checked("the name of a lease", name, "string"));
-  const holder = holderOf(options.holder);
-  const [ttl, wait] = [ttlOf(options.ttl), msOf("wait", options.wait ?? { seconds: 0 })];
+  const named = options.holder !== undefined;
+  const ttl = Math.floor(msOf("ttl", options.ttl ?? { seconds: 30 }));
+  const wait = msOf("wait", options.wait ?? { seconds: 0 });
   const atMost = options.atMost && msOf("atMost", options.atMost);
-  const metadata = JSON.stringify(options.metadata ?? null);
+  const metadata = options.metadata == null ? null : JSON.stringify(options.metadata);
   if (metadata === undefined) {
     throw new TypeError(`metadata has no JSON: ${String(options.metadata)}`);
   }
+  if (ttl < SHORTEST_TTL) {
+    const why = "for it is renewed meanwhile";
+    throw new RangeError(`ttl is ${SHORTEST_TTL} ms or more, ${why}: not ${ttl} ms`);
+  }
   if (wait < 0 || (atMost ?? 1) <= 0) throw new RangeError("wait and atMost are not negative");
-  if (reclaim && options.holder === undefined) {
+  if (reclaim && !named) {
     throw new TypeError("reclaim takes a holder: whose lease is it?");
   }
   if (all.length !== 1 && (shared || slots !== 1 || reclaim)) {
     throw new TypeError("several names at once are exclusive: no shared, slots or reclaim");
   }
-  const named = options.holder !== undefined;
-  const kind = { named, reclaim, session, shared, slots, atMost };
-  const json = options.metadata == null ? null : metadata;
-  return { names: all, ttl, wait, holder, ...kind, metadata: json };
+  const holder = holderOf(options.holder);
+  return { names: all, ttl, wait, holder, named, ...flags, slots, atMost, metadata };
 }
 
 /** Does the work in a transaction, during which nobody else is granted the lease, and returns what

@@ -12,15 +12,12 @@ export type Span = { readonly [Unit in keyof typeof UNITS]?: number | undefined 
 
 /** In milliseconds. A bare number is refused: it has no unit. */
 export function msOf(what: string, span: Span): number {
-  const counts = Object.entries(UNITS).map(
-    ([unit, ms]) => [Object(span)[unit] as unknown, ms] as const,
-  );
-  const given = counts.filter(([count]) => count !== undefined);
-  const total = given.reduce(
-    (sum, [count, ms]) => sum + (typeof count === "number" ? count * ms : NaN),
-    0,
-  );
-  if (given.length === 0 || !Number.isFinite(total)) {
+  const given = Object.entries(UNITS).flatMap(([unit, ms]) => {
+    const count: unknown = Object(span)[unit];
+    return count === undefined ? [] : [typeof count === "number" ? count * ms : NaN];
+  });
+  const total = given.reduce((sum, one) => sum + one, given.length > 0 ? 0 : NaN);
+  if (!Number.isFinite(total)) {
     throw new TypeError(
       `${what} is a span of time with its units, as { seconds: 30 }: not ${JSON.stringify(span)}`,
     );

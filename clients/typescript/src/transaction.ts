@@ -151,7 +151,6 @@ class Guard<Tx> {
   stage: Stage = "begin";
   #isResting = false;
   #isTouching = false;
-  readonly #named: readonly Holding[];
   readonly #rows: readonly Holding[];
   readonly #pairs: readonly Pair[];
   /** The leases that can be lost under it. Not a row lease whose window is over: its last write is
@@ -163,10 +162,10 @@ class Guard<Tx> {
     readonly transaction: Transaction<Tx>,
   ) {
     const { holdings, adopted, release } = of;
-    this.#named = holdings.filter(({ isRow }) => !isRow);
     this.#rows = holdings.filter(({ isRow }) => isRow);
-    const pairs = this.#named.flatMap(({ names, token }) => names.map((name) => ({ name, token })));
-    this.#pairs = adopted ? [adopted] : pairs;
+    const pairsOf = ({ isRow, names, token }: Holding) =>
+      isRow ? [] : names.map((name) => ({ name, token }));
+    this.#pairs = adopted ? [adopted] : holdings.flatMap(pairsOf);
     this.#held = holdings.filter(({ isRow, over }) => !(isRow && release && over === "deadline"));
   }
 
@@ -237,9 +236,9 @@ class Guard<Tx> {
     for (const row of this.#rows) await this.transaction.count(statements.lastOfRow(row));
     if (this.#pairs.length === 0) return;
     const ended = this.#pairs[(await this.transaction.count(statements.last(this.#pairs))) - 1];
-    const isOf = ({ names, token }: Holding) =>
-      names.includes(ended?.name ?? "") && token === ended?.token;
-    if (ended) throw this.#gone([ended.name], this.#named.find(isOf));
+    if (!ended) return;
+    const isOf = ({ names, token }: Holding) => names.includes(ended.name) && token === ended.token;
+    throw this.#gone([ended.name], this.of.holdings.find(isOf));
   }
 
   /** The server says so in the transaction; the next renewal tells it to the heartbeat. */
