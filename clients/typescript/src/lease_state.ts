@@ -104,8 +104,13 @@ export type Taken = { holder?: Maybe<string>; remaining?: Maybe<number>; state?:
 
 /** A place that a connection is kept for: a lease, an undo, or what all share. */
 type Place = { link: Link | undefined };
-/** A connection, and its errors in a row. One that is leaving ends after the call on it. */
-type Link = { readonly number: number; place: Place; errors: number; isLeaving: boolean };
+/** A connection, the call on it, and its errors in a row. It ends when it has no place any more. */
+interface Link {
+  readonly number: number;
+  place: Place | undefined;
+  call: Call | undefined;
+  errors: number;
+}
 /** It has not been sent while its connection is opened. */
 interface Call {
   readonly number: number;
@@ -126,7 +131,6 @@ interface Undo extends Place, Doubt {
   readonly ttl: number;
   at: number;
   tries: number;
-  call: Call | undefined;
 }
 type Giving = { until: number; at: number; tries: number; isInDoubt: boolean; isAlone: boolean };
 
@@ -211,9 +215,8 @@ function shake(lease: LeaseState): void {
 
 /** All leases of a fence. */
 export class LeaseStates implements Place {
-  /** The connection that all share, and the call on it. */
+  /** The connection that all share. */
   link: Link | undefined;
-  #calling: Call | undefined;
   #now = 0;
   #effects: Effect[] = [];
   #logs: LogEffect[] = [];
@@ -313,7 +316,7 @@ export class LeaseStates implements Place {
     this.#over(call);
     this.#isOut = this.#isLossLogged = false;
     call.link.errors = 0;
-    if (call.link.isLeaving) this.#hangUp({ link: call.link });
+    this.#endUnused(call.link);
     if (call.undo) this.#undoAnswered(call.undo, rows[0] as Rows["undo"]);
     else if (call.do === "acquire") this.#acquireAnswered(call, rows[0] as Rows["acquire"], taken);
     else if (call.do === "release") this.#releaseAnswered(call, rows as Rows["release"][]);
@@ -329,9 +332,9 @@ export class LeaseStates implements Place {
   }
 
   disconnected(on: number): void {
-    const call = [...this.#calls.values()].find(({ link }) => link.number === on);
-    if (call) this.#callFailed(call, "ended", true);
-    else this.#leave(this.#links.get(on));
+    const link = this.#links.get(on);
+    if (link?.call) this.#callFailed(link.call, "ended", true);
+    else if (link) this.#leave(link);
   }
 
   died(): void {
@@ -364,9 +367,9 @@ export class LeaseStates implements Place {
   wake(now: number): number {
     let next = NEVER;
     const at = (time: number) => (next = Math.min(next, time));
-    const isFree = !this.#calling;
+    const isFree = !this.link?.call;
     for (const call of this.#calls.values()) at(call.until);
-    for (const undo of this.#undos) if (!undo.call) at(undo.at);
+    for (const undo of this.#undos) if (!undo.link?.call) at(undo.at);
     for (const lease of this.#leases.values()) {
       if (lease.giving) at(lease.giving.until);
       if (lease.giving && isFree && lease.call?.do !== "release") at(lease.giving.at);
@@ -437,11 +440,15 @@ export class LeaseStates implements Place {
   #send(): void {
     const leases = this.#all();
     for (const lease of leases) if (waits(lease) && this.#isDue(lease)) this.#ask(lease);
-    for (const undo of this.#undos) if (!undo.call && undo.at <= this.#now) this.#sendUndo(undo);
+    for (const undo of this.#undos) {
+      const { names, holder, ttl, at, link } = undo;
+      if (!link?.call && at <= this.#now)
+        this.#start("undo", [], undo, ownLimit(ttl), { names, holder });
+    }
     for (const lease of leases) {
       if (isApart(lease) && !lease.call && lease.beatAt <= this.#now) this.#keep([lease], lease);
     }
-    if (!this.#calling) this.#sendShared(leases);
+    if (!this.link?.call) this.#sendShared(leases);
     this.#endIdle();
   }
 
@@ -486,18 +493,18 @@ export class LeaseStates implements Place {
     more: Partial<CallEffect> = {},
   ): void {
     const open = !place.link;
-    place.link ??= this.#newLink(place);
+    place.link ??= { number: ++this.#lastLink, place, call: undefined, errors: 0 };
     const { link } = place;
+    this.#links.set(link.number, link);
     const sent = open ? undefined : this.#now;
     const until = this.#now + (open ? Math.max(limit, SHORTEST_OPENING) : limit);
     const number = ++this.#lastCall;
     const undo = verb === "undo" ? (place as Undo) : undefined;
     const call: Call = { number, do: verb, link, limit, leases, undo, sent, until };
     this.#calls.set(number, call);
-    if (place === this) this.#calling = call;
+    link.call = call;
     if (!open) this.#isSent(call);
     for (const lease of leases) lease.call = call;
-    if (undo) undo.call = call;
     const each = <T>(of: (lease: LeaseState) => T) =>
       leases.flatMap((lease) => owed(lease).map(() => of(lease)));
     this.#effects.push({
@@ -513,12 +520,6 @@ export class LeaseStates implements Place {
       for: leases[0]?.key,
       ...more,
     });
-  }
-
-  #newLink(place: Place): Link {
-    const link = { number: ++this.#lastLink, place, errors: 0, isLeaving: false };
-    this.#links.set(link.number, link);
-    return link;
   }
 
   #isSent({ do: verb, leases }: Call): void {
@@ -551,9 +552,8 @@ export class LeaseStates implements Place {
 
   #over(call: Call): void {
     this.#calls.delete(call.number);
-    if (this.#calling === call) this.#calling = undefined;
+    call.link.call = undefined;
     for (const lease of call.leases) if (lease.call === call) lease.call = undefined;
-    if (call.undo) call.undo.call = undefined;
   }
 
   // Connections.
@@ -566,7 +566,7 @@ export class LeaseStates implements Place {
     if (!isConflict(code) && code !== "55P03") link.errors++;
     const isOfUse = !isOpening && !isBroken && !isOfConnection(code) && code !== "panicked";
     // After a second error in a row, another connection.
-    if (this.#links.has(link.number) && (!isOfUse || link.errors > 1 || link.isLeaving)) {
+    if (!isOfUse || link.errors > 1 || !link.place) {
       this.#effects.push({ cut: link.number });
       this.#leave(link);
     }
@@ -577,26 +577,26 @@ export class LeaseStates implements Place {
   }
 
   /** Forgets a connection, which has ended. A session lease ends with it. */
-  #leave(link: Link | undefined): void {
-    if (!link) return;
-    const { place } = link;
+  #leave({ number, place }: Link): void {
+    this.#links.delete(number);
+    if (!place) return;
     place.link = undefined;
-    this.#links.delete(link.number);
     const isLost = place instanceof LeaseState && place.ask.session && lives(place);
     if (isLost) this.#lose(place, "session");
   }
 
-  /** Ends a connection that nobody needs any more. */
+  /** Gives up the connection of a place. */
   #hangUp(place: Place): void {
     const { link } = place;
     if (!link) return;
-    place.link = undefined;
-    if ([...this.#calls.values()].some((call) => call.link === link)) {
-      [link.isLeaving, link.place] = [true, { link }];
-      return;
-    }
-    this.#effects.push({ hangUp: link.number });
-    this.#links.delete(link.number);
+    place.link = link.place = undefined;
+    this.#endUnused(link);
+  }
+
+  #endUnused({ number, place, call }: Link): void {
+    if (place || call) return;
+    this.#effects.push({ hangUp: number });
+    this.#links.delete(number);
   }
 
   /** The shared connection ends with the last lease. Tells when a closed fence is done. */
@@ -607,7 +607,7 @@ export class LeaseStates implements Place {
     if (this.#closedAt < NEVER && !this.#isDone) {
       this.#isDone = true;
       this.#undos.clear();
-      for (const { place } of [...this.#links.values()]) this.#hangUp(place);
+      for (const { place } of [...this.#links.values()]) if (place) this.#hangUp(place);
       this.#effects.push({ closed: true });
     } else if (this.#undos.size === 0) {
       this.#hangUp(this);
@@ -657,8 +657,7 @@ export class LeaseStates implements Place {
     [lease.deadline, lease.state, lease.isEnding] = [deadline, "held", false];
     if (wasHeld) return this.#event("renewed", lease);
     if (!lease.ask.session) this.#hangUp(lease);
-    this.#event("acquired", lease);
-    this.#settle(lease);
+    this.#acquired(lease);
   }
 
   #keepFailed({ leases }: Call, code: string, isOpening: boolean): void {
@@ -700,8 +699,7 @@ export class LeaseStates implements Place {
     lease.isOut = false;
     if (grant) {
       lease.doubt = undefined;
-      this.#granted(lease, grant[1], call.sent as number);
-      return this.#settle(lease);
+      return this.#granted(lease, grant[1], call.sent as number);
     }
     const { doubt } = lease;
     const isOwn = doubt !== undefined && taken.holder === holderOf(lease);
@@ -731,14 +729,14 @@ export class LeaseStates implements Place {
     const firstBeat = sent + Math.floor(lease.ttl / BEATS_PER_TTL);
     if (this.#now >= firstBeat) return;
     [lease.state, lease.deadline, lease.beatAt] = ["held", sent + trusted(lease.ttl), firstBeat];
-    this.#event("acquired", lease);
+    this.#acquired(lease);
   }
 
-  /** Answers an acquire when it is known whether the lease is held. */
-  #settle(lease: LeaseState): void {
-    if (lease.isAnswered || lease.state === "asking" || lease.state === "confirming") return;
-    if (holds(lease)) this.#finish(lease, { leases: [lease.key] });
-    else this.#finish(lease, { error: "LeaseLost", reason: lease.reason });
+  #acquired(lease: LeaseState): void {
+    lease.isTold = true;
+    lease.endsAt = this.#now + (lease.ask.atMost || NEVER);
+    this.#event("acquired", lease);
+    this.#finish(lease, { leases: [lease.key] });
   }
 
   /** Answers an acquire, once. What was granted, or may be, and is nobody's, is given back. */
@@ -779,7 +777,12 @@ export class LeaseStates implements Place {
       this.#finish(lease, notGranted(code, isOpening && !doubt));
       return;
     }
-    if (!isConflict(code)) this.#waitsForOutage(lease, code);
+    if (!isConflict(code)) {
+      // An outage is told once, however many wait for its end.
+      const isKnown = this.#all().some(({ isOut }) => isOut);
+      if (!isKnown) this.#effects.push({ log: "not acquired", key: lease.key, code });
+      lease.isOut = true;
+    }
     if (doubt && !reclaims(lease)) {
       // The next try has another holder: an undo that comes late does not meet its grant.
       lease.undoing = this.#undoDoubt(lease);
@@ -790,26 +793,15 @@ export class LeaseStates implements Place {
     }
   }
 
-  /** Tells an outage once, however many wait for its end. */
-  #waitsForOutage(lease: LeaseState, code: string): void {
-    const isKnown = this.#all().some(({ isOut }) => isOut);
-    if (!isKnown) this.#effects.push({ log: "not acquired", key: lease.key, code });
-    lease.isOut = true;
-  }
-
   /** Has what may have been granted be released, if the holder is nobody else's. */
   #undoDoubt(lease: LeaseState): Undo | undefined {
     const [{ doubt, names, ttl }, holder] = [lease, holderOf(lease)];
     if (!doubt || lease.ask.named || this.#isDone) return undefined;
-    const undo: Undo = { ...doubt, names, holder, ttl, at: this.#now, tries: 0, ...NOWHERE };
+    const [at, tries, link] = [this.#now, 0, undefined];
+    const undo: Undo = { ...doubt, names, holder, ttl, at, tries, link };
     this.#undos.add(undo);
     lease.doubt = undefined;
     return undo;
-  }
-
-  #sendUndo(undo: Undo): void {
-    const { names, holder } = undo;
-    this.#start("undo", [], undo, ownLimit(undo.ttl), { names, holder });
   }
 
   #undoAnswered(undo: Undo, released: number): void {
@@ -851,8 +843,8 @@ export class LeaseStates implements Place {
     const isDue = (lease: LeaseState) => this.#isReleaseDue(lease) && !lease.giving?.isAlone;
     const all = first.giving?.isAlone ? [first] : within(MOST_RELEASED, leases.filter(isDue));
     // The connection of a session lease serves if there is no shared one.
-    const isIdle = [...this.#calls.values()].every(({ link }) => link !== first.link);
-    const isOwn = first.ask.session && first.link && isIdle && !this.link && all.length === 1;
+    const isIdle = first.ask.session && first.link && !first.link.call;
+    const isOwn = isIdle && !this.link && all.length === 1;
     const limit = Math.min(this.#limit(), ownLimit(smallest(all)));
     this.#start("release", all, isOwn ? first : this, limit);
   }
@@ -912,7 +904,7 @@ export class LeaseStates implements Place {
     }
     if (rest.length > 0) this.#giveBack(lease);
     else this.#forgetLease(lease);
-    this.#settle(lease);
+    if (!lease.isAnswered) this.#finish(lease, { error: "LeaseLost", reason });
   }
 
   #end(lease: LeaseState, reason?: Reason): void {
@@ -928,16 +920,10 @@ export class LeaseStates implements Place {
 
   #event(event: EventEffect["event"], lease: LeaseState): void {
     const { key, token, reason, advice } = lease;
-    if (event === "acquired") {
-      lease.isTold = true;
-      lease.endsAt = this.#now + (lease.ask.atMost || NEVER);
-    }
     const remaining = holds(lease) ? lease.deadline - this.#now : 0;
     this.#effects.push({ event, key, token, remaining, reason, advice });
   }
 }
-
-const NOWHERE = { link: undefined, call: undefined };
 
 /** The rows of an answer, one for each name. */
 function byLease<R>({ leases }: Call, rows: readonly R[]) {
