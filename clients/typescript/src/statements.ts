@@ -30,7 +30,7 @@ const TAKEN = `AS granted LEFT JOIN LATERAL (
   ORDER BY i.remaining DESC NULLS LAST LIMIT 1) AS taken ON true`;
 const OUTCOMES = `outcome, extract(epoch FROM remaining)::float8,
   extract(epoch FROM again_in)::float8, code`;
-const PAIRS = "jsonb_to_recordset($1::text::jsonb) AS x(name text, token bigint, holder text)";
+const PAIRS = "unnest($1::text[], $2::bigint[]) WITH ORDINALITY AS x(name, token, at)";
 /** What calls for rows begin with, and end with. */
 const [TABLE, COLUMNS] = [
   "$1::text::regclass, $2::text[]::name[]",
@@ -96,8 +96,8 @@ export class Statements {
   #release(call: CallEffect): Statement {
     const { names, tokens, table } = call;
     if (table === undefined) {
-      const text = `SELECT lease_release(x.name, x.token) FROM set_config('lock_timeout', $3::text, true),
-        unnest($1::text[], $2::bigint[]) AS x(name, token)`;
+      const text = `SELECT lease_release(x.name, x.token)
+        FROM set_config('lock_timeout', $3::text, true), ${PAIRS}`;
       return [this.#named(text), list(names), list(tokens), lockTimeout(call)];
     }
     const text = `SELECT ${RELEASE_ROWS} FROM set_config('lock_timeout', $7::text, true)`;
@@ -116,11 +116,11 @@ export class Statements {
   /** In the same order everywhere, so that no two transactions wait for each other. Each
    * transaction makes an adopted number known, and whose it is. */
   guard(pairs: readonly Pair[]): Counted {
-    const isAdopted = pairs[0]?.holder !== undefined;
-    const token = isAdopted ? "(SELECT lease_adopt(x.name, x.token, x.holder))" : "x.token";
-    const from = `FROM (SELECT count(lease_guard(x.name, ${token})) AS n
+    const holders = pairs.flatMap(({ holder }) => holder ?? []);
+    const adopted = "(SELECT lease_adopt(x.name, x.token, $3::text))";
+    const from = `FROM (SELECT count(lease_guard(x.name, ${holders.length > 0 ? adopted : "x.token"})) AS n
       FROM (SELECT * FROM ${PAIRS} ORDER BY name COLLATE "C") AS x) AS guarded WHERE n > 0`;
-    return { from: this.#named(from), values: [jsonOf(pairs)] };
+    return { from: this.#named(from), values: [...valuesOf(pairs), ...holders] };
   }
 
   /** Writes a row under its token. No row, if it is not there under that. */
@@ -137,16 +137,15 @@ export class Statements {
   /** As many rows as the number of the first pair under which there is nothing to be released. */
   last(pairs: readonly Pair[]): Counted {
     const ended = "min(x.at) FILTER (WHERE lease_release(x.name, x.token) IS NULL)";
-    const from = `FROM generate_series(1, (SELECT ${ended}
-      FROM (SELECT *, row_number() OVER () AS at FROM ${PAIRS}) AS x))`;
-    return { from: this.#named(from), values: [jsonOf(pairs)] };
+    const from = `FROM generate_series(1, (SELECT ${ended} FROM ${PAIRS}))`;
+    return { from: this.#named(from), values: valuesOf(pairs) };
   }
 }
 
-function jsonOf(pairs: readonly Pair[]): string {
-  // Tokens above 2^53 have no number in JSON.
-  return JSON.stringify(pairs.map((pair) => ({ ...pair, token: String(pair.token) })));
-}
+const valuesOf = (pairs: readonly Pair[]) => [
+  list(pairs.map(({ name }) => name)),
+  list(pairs.map(({ token }) => token)),
+];
 
 /** The end of a transaction ends the setting, too, that its guard has made. */
 export const isOpen: Counted = {
