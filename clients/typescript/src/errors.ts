@@ -92,7 +92,8 @@ export class Closed extends FenceError {}
 /** The session has ended: idle in transaction, transaction_timeout, terminated, crashed, starting,
  * idle; and class 08. */
 const ENDED = /^(08...|25P03|25P04|57P0[1235])$/;
-/** The words of drivers for that without an SQLSTATE; the system's errors, which name their call; and pg's messages. */
+/** The words of drivers for that without an SQLSTATE; the system's errors, which name their call;
+ * and pg's messages. */
 const DRIVERS = /^CONNECT(ION_(CLOSED|ENDED|DESTROYED)|_TIMEOUT)$/;
 const SYSTEMS =
   /^(ECONN(RESET|REFUSED|ABORTED)|EPIPE|ETIMEDOUT|EHOSTUNREACH|ENETUNREACH|ENETDOWN|EAI_AGAIN)$/;
@@ -115,7 +116,8 @@ const ANOTHER_ROLE =
   "a lease is used by the role that acquired it, and by its members: where login roles change, " +
   "let all of them act as one role (options=-c role=…, or SET ROLE)";
 
-/** The error and what it wraps. `ours`: no further than through errors of ORMs, which have their statement beside. */
+/** The error and what it wraps. `ours`: no further than through errors of ORMs, which have their
+ * statement beside. */
 function* chain(error: unknown, ours = false, seen = new Set<unknown>()): Generator<Link> {
   if (Object(error) !== error || seen.has(error)) return;
   const one = error as Link;
@@ -147,8 +149,8 @@ export function sessionEnded(error: unknown): boolean {
 }
 
 /** The code of a connection that could not be opened: an SQLSTATE; `connect`, if it may open later;
- * or `misconfigured`: the server speaks no TLS, its certificate or a password is wrong, or what opens
- * connections has failed by itself. */
+ * or `misconfigured`: the server speaks no TLS, its certificate or a password is wrong, or what
+ * opens connections has failed by itself. */
 export function codeOfOpening(error: unknown): string {
   const mayPass = ({ code, name, message }: Link) =>
     /^E(?!RR_(?!SSL_))/.test(String(code)) || /time(d |-| )?out/i.test(`${name} ${message}`);
@@ -166,7 +168,7 @@ export function ofSignal(error: unknown): unknown {
 export const toldOfWork = (error: unknown) =>
   sqlstateOf(error).startsWith("PF") ? refusal(error) : ofSignal(error);
 
-/** The meaning of an error of one of our own statements, or of one that keeps the rows of a table. */
+/** The meaning of an error of one of our own statements, or of one that keeps rows of a table. */
 export function toldOfCall(error: unknown, role = "…", table?: string): unknown {
   const [state, { message }] = [sqlstateOf(error), Object(error) as Error];
   if (error instanceof FenceError) return error;

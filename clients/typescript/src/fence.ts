@@ -175,7 +175,7 @@ export class Lease<On, Tx> {
     return this.#holding.aborts.signal;
   }
 
-  /** Throws LeaseLost once it is ours no more. For long steps, and before each call to the outside. */
+  /** Throws LeaseLost once it is ours no more. For long steps, and before calls to the outside. */
   check(): void {
     this.#heartbeat.check(this.#holding);
   }
@@ -207,8 +207,8 @@ export class Fence<On, Tx> {
     [this.#driver, this.#heartbeat] = [driver, new Heartbeat(driver.open, statements, onEvent)];
   }
 
-  /** A lease of one name, or of several at once, all or none. Throws LeaseTaken. Held for as long as
-   * the work runs, whose result it returns; without work until `release`, or by `await using`.
+  /** A lease of one name, or of several at once, all or none. Throws LeaseTaken. Held while the work
+   * runs, whose result it returns; without work until `release`, or by `await using`.
    * Several names have no queue: they are tried each quarter of a second, and may starve beside
    * waiters for each, until `wait` is over. */
   lease(names: string | readonly string[], options?: LeaseOptions): Promise<Lease<On, Tx>>;
@@ -227,8 +227,8 @@ export class Fence<On, Tx> {
   }
 
   /** Keeps a row of a table whose rows are leases of their own, which a statement of yours has
-   * claimed: by the columns of its key, `{ id: 7 }`, under the token that the claim returned. Throws
-   * LeaseLost if the row is another's by then. Finish the row in a `guard`; the end of the lease
+   * claimed: by the columns of its key, `{ id: 7 }`, under the token that the claim returned.
+   * Throws LeaseLost if the row is another's by then. Finish the row in a `guard`; the end of the lease
    * gives up a row that is not. */
   keepRow(
     table: string,
@@ -284,8 +284,8 @@ export class Fence<On, Tx> {
   }
 
   /** A lease that somebody else grants (etcd, ZooKeeper, Redis, another database), under its number
-   * there, which is that of one holder: LeaseTaken if another one has adopted it. The holder is this
-   * process, unless another one is named. */
+   * there, which is that of one holder: LeaseTaken if another one has adopted it. The holder is
+   * this process, unless another one is named. */
   adopted(name: string, token: number | bigint, options: AdoptOptions = {}): Adopted<On, Tx> {
     if (typeof token !== "bigint" && !Number.isSafeInteger(token)) {
       throw new TypeError(`a token is a whole number, above 2^53 a bigint: not ${String(token)}`);
@@ -295,8 +295,8 @@ export class Fence<On, Tx> {
     return { name, token, guard: guardOf(this.#driver, this.#heartbeat, [], [], adopted) };
   }
 
-  /** Does the work whenever this process leads, again after each loss, and returns what it returned;
-   * undefined when `stop` was aborted first. What it goes on after is a warning and the event
+  /** Does the work whenever this process leads, again after each loss, and returns what it has
+   * returned; undefined when `stop` was aborted first. What it goes on after is a warning and the event
    * `interrupted`, once an outage, with a growing pause. */
   async lead<T>(
     name: string,

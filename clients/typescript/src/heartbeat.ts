@@ -21,8 +21,8 @@ const [OPENING, LONGEST] = [2_000, 10_000];
 /** The most names in a line of the log. */
 const MOST_NAMES = 5;
 
-/** An event for `onEvent`, which must not block. A loss has a `reason`; a release that the server
- * has not confirmed has `unconfirmed`. `interrupted` is of `lead`: it leads no more, and goes on. */
+/** An event for `onEvent`, which must not block. A loss has a `reason`; a release that the server has
+ * not confirmed has `unconfirmed`. `interrupted` is of `lead`: it leads no more, and goes on. */
 export type LeaseEvent = Readonly<{
   kind: "acquired" | "renewed" | "lost" | "released" | "interrupted";
   names: readonly string[];
@@ -107,7 +107,7 @@ export class Heartbeat {
     readonly onEvent: ((event: LeaseEvent) => void) | undefined,
   ) {}
 
-  /** Gives an input to the states, and carries out what comes of it: the answer to a call, if any. */
+  /** Gives an input to the states, which may be an answer to a call, and carries out what comes. */
   #input(decide: (states: LeaseStates) => void, answered?: number): void {
     this.#ended = [];
     const at = clock();
@@ -378,6 +378,6 @@ export function warn(what: string): void {
   process.emitWarning(what, "pg_fence");
 }
 
-/** The heartbeats that have a lease, or are about to. A process that ends normally gives it back. */
+/** Those that have a lease, or are about to. A process that ends normally gives it back. */
 const ACTIVE = new Set<Heartbeat>();
 process.on("beforeExit", () => ACTIVE.forEach((heartbeat) => void heartbeat.close()));

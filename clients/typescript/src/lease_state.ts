@@ -1,7 +1,7 @@
 /**
  * What a client decides about its leases. The specification is clients/spec/lease_state.md, and the
- * tests play its vectors. There is no clock, timer or socket here: each input has the time, in whole
- * milliseconds of a monotonic clock, and returns effects to be carried out in their order.
+ * tests play its vectors. There is no clock, timer or socket here: each input has the time, in
+ * whole milliseconds of a monotonic clock, and returns effects to be carried out in their order.
  */
 
 const [LONGEST_CALL, SHORTEST_OPENING] = [10_000, 2_000];
@@ -80,7 +80,7 @@ export interface Ask {
   readonly slots?: number;
   /** A JSON, which the states of leases do not know. */
   readonly metadata?: string | null;
-  /** Of a row lease, whose name is the key of the row: a statement of the worker's has claimed it. */
+  /** Of a row lease, whose name is the row's key: a statement of the worker's has claimed it. */
   readonly table?: string;
   readonly token?: number;
 }
@@ -1040,7 +1040,7 @@ export class LeadState {
     return this.#state === "pausing" && now >= this.#at ? this.start() : [];
   }
 
-  /** After a pause, which grows. An outage is one line of the log; one that has not led has no event. */
+  /** After a pause, which grows. An outage is one line of the log, and an event if it has led. */
   #again(now: number, code: string, hasLed: boolean): LeadEffect[] {
     const told: LeadEffect[] = this.#failures > 0 ? [] : [{ log: "leads no more", code }];
     if (told.length > 0 && hasLed) told.push({ event: "interrupted", code });

@@ -14,8 +14,8 @@ type Types = any;
 type Sql = postgres.Sql<Types>;
 type TransactionSql = postgres.TransactionSql<Types>;
 
-/** Where connections come from: a connection string or URL, options, what `postgres()` returned, for
- * its options, or a function that returns such with `max: 1`. */
+/** Where connections come from: a connection string or URL, options, what `postgres()` returned,
+ * for its options, or a function that returns such with `max: 1`. */
 export type Source = string | URL | postgres.Options<Types> | Sql | (() => Sql | PromiseLike<Sql>);
 export type On = Sql | TransactionSql;
 export type Lease = fence.Lease<On, TransactionSql>;
@@ -127,7 +127,7 @@ async function sessionOn(sql: Sql, ended: () => void, close = () => {}): Promise
       inner?.terminate();
       close();
     },
-    // Without a limit, the driver would wait for a query of a connection that was ended under it for ever.
+    // Without a limit, the driver waits for ever for a query of a connection that has ended.
     end: () => sql.end({ timeout: 1 }),
   };
 }
@@ -156,7 +156,7 @@ class PostgresTransaction extends Transaction<TransactionSql> {
           this.broken === undefined ? begun(tx) : fail(this.broken);
         });
       this.#whole = "savepoint" in this.on ? this.on.savepoint(scope) : this.on.begin(scope);
-      // No rollback may follow an end: the driver would lose the connection, and others would wait for it.
+      // No rollback may follow an end: the driver loses the connection, and others wait for it.
       this.#whole.catch((error) => {
         failed(error);
         if (this.#sql) this.breaks(error);
@@ -172,7 +172,8 @@ class PostgresTransaction extends Transaction<TransactionSql> {
     return this.#untilOver(tx);
   }
 
-  /** After the end of its session the driver hands the connection to others, whose the statements would then be. */
+  /** After the end of its session the driver hands the connection to others, whose the statements
+   * would then be. */
   #untilOver(tx: TransactionSql): TransactionSql {
     const unlessOver = <T>(value: T): T => {
       if (this.#isOver || this.broken !== undefined)
@@ -207,7 +208,8 @@ class PostgresTransaction extends Transaction<TransactionSql> {
 
   override cut(why: string): void {
     super.cut(why);
-    // Data that is written by now goes first: the driver would wait for that for ever, whatever it connects to next.
+    // Data that is written by now goes first: the driver would wait for that for ever, whatever it
+    // connects to next.
     setImmediate(() => this.#inner?.terminate());
   }
 

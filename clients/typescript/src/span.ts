@@ -25,8 +25,9 @@ export function msOf(what: string, span: Span): number {
   return total;
 }
 
-// The clock of performance.now() stands still while the machine sleeps, and Node.js has no other that nobody can set. The
-// system's uptime goes on, in hundredths of a second or in whole ones: it serves to notice a sleep, set back by its fault.
+// The clock of performance.now() stands still while the machine sleeps, and Node.js has no other
+// that nobody can set. The system's uptime goes on, in hundredths of a second or in whole ones: it
+// serves to notice a sleep, set back by its fault.
 const START = performance.now();
 const START_UPTIME = uptime() * 1000;
 const COARSE = Number.isInteger(uptime()) ? 1000 : 20;

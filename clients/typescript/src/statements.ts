@@ -5,8 +5,8 @@ import type { Ask, CallEffect } from "./lease_state.js";
  * driver makes of numbers and lists. */
 export type Statement = readonly [text: string, ...values: (string | null)[]];
 
-/** A statement of a transaction, `SELECT FROM …`: its answer is the number of its rows, for a driver
- * may be set to make anything of a row. */
+/** A statement of a transaction, `SELECT FROM …`: its answer is the number of its rows, for a
+ * driver may be set to make anything of a row. */
 export type Counted = Readonly<{ from: string; values: readonly string[] }>;
 
 /** A name and its token, and the holder of one that is adopted. */
@@ -20,7 +20,8 @@ const list = (all: readonly unknown[]) =>
 const lockTimeout = ({ limit }: CallEffect) => String(Math.max(10, Math.floor(limit / 4)));
 
 /** The wait is below the role's timeouts, whatever these are. */
-const WAIT = `least($4::text::interval, nullif(current_setting('statement_timeout'), '0')::interval / 2,
+const WAIT = `least($4::text::interval,
+    nullif(current_setting('statement_timeout'), '0')::interval / 2,
     nullif(current_setting('lock_timeout'), '0')::interval / 2)`;
 /** By whom a lease is taken, if that can be seen. */
 const TAKEN = `AS granted LEFT JOIN LATERAL (
@@ -118,15 +119,17 @@ export class Statements {
   guard(pairs: readonly Pair[]): Counted {
     const holders = pairs.flatMap(({ holder }) => holder ?? []);
     const adopted = "(SELECT lease_adopt(x.name, x.token, $3::text))";
-    const from = `FROM (SELECT count(lease_guard(x.name, ${holders.length > 0 ? adopted : "x.token"})) AS n
+    const token = holders.length > 0 ? adopted : "x.token";
+    const from = `FROM (SELECT count(lease_guard(x.name, ${token})) AS n
       FROM (SELECT * FROM ${PAIRS} ORDER BY name COLLATE "C") AS x) AS guarded WHERE n > 0`;
     return { from: this.#named(from), values: [...valuesOf(pairs), ...holders] };
   }
 
   /** Writes a row under its token. No row, if it is not there under that. */
   guardRow(holding: Holding): Counted {
-    const row = `lease_guard_row(${TABLE}, ($5::text[]::jsonb[])[1], ($6::bigint[])[1], ${COLUMNS})`;
-    return { from: this.#named(`FROM ${row} AS t WHERE t IS NOT NULL`), values: rowOf(holding) };
+    const from = `FROM lease_guard_row(${TABLE}, ($5::text[]::jsonb[])[1], ($6::bigint[])[1],
+      ${COLUMNS}) AS t WHERE t IS NOT NULL`;
+    return { from: this.#named(from), values: rowOf(holding) };
   }
 
   /** Gives a row up, unless the work has. */

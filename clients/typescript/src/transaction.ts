@@ -12,7 +12,7 @@ const [GRACE, PATIENCE] = [1000, 1000];
 export const FAILED = "a statement of the transaction has failed: all of it is rolled back";
 const ENDED = "the work has ended the transaction itself: what it did after that was not guarded";
 
-/** A transaction, as a driver does it; within one that somebody else ends (`isInner`), a savepoint. */
+/** A transaction, as a driver does it; in one that somebody else ends (`isInner`), a savepoint. */
 export abstract class Transaction<Tx> {
   role: string | undefined;
   /** The server's process, if the driver tells it. */
@@ -198,7 +198,6 @@ class Guard<Tx> {
     }
   }
 
-  /** It refers to this, and so to the leases of the guard: none is collected before the end. */
   readonly #cut = () => this.transaction.cut("the lease is lost");
 
   #check(): void {

@@ -126,7 +126,7 @@ test("what a fence is made from", async () => {
   });
 });
 
-test("what is not acquired says why, and at once if no other try could open a connection", async (t) => {
+test("what is not acquired says why, at once if no other try could open a connection", async (t) => {
   await admin.query("CREATE ROLE nobody_else LOGIN");
   t.after(() => admin.query("DROP ROLE nobody_else"));
   const fails = () => Promise.reject(new Error("no secret"));
@@ -258,7 +258,7 @@ test("a process does not end while it waits for a loss", async () => {
   assert.equal((await promisify(execFile)(process.execPath, flags)).stdout, "at_most\n");
 });
 
-test("a lease that nothing refers to is released, and not while work goes by any part of it", async () => {
+test("a lease that nothing refers to is released, but not while work goes by a part of it", async () => {
   setFlagsFromString("--expose-gc");
   const gc = runInNewContext("gc");
   const stop = new AbortController();
@@ -324,7 +324,7 @@ const ORMS: Record<string, () => Orm | Promise<Orm>> = {
 };
 
 for (const [name, open] of Object.entries(ORMS)) {
-  test(`${name}: its transaction is written under a lease, which a release in it leaves to its end`, async (t) => {
+  test(`${name}: a lease guards its transaction, whose end decides on a release in it`, async (t) => {
     const [begin, close] = await open();
     t.after(close);
     await using lease = await fence.lease("order:7", LONG);
