@@ -35,7 +35,7 @@ export interface CallEffect {
   /** The lease that it is for, or the first one; and how that is acquired. */
   for: string | undefined;
   wait?: number;
-  holder?: string;
+  holder?: string | undefined;
   reclaim?: boolean;
 }
 export type EventEffect = Pick<LeaseState, "key" | "token" | "reason" | "advice"> & {
@@ -127,7 +127,7 @@ type Doubt = { readonly sent: number; readonly until: number };
 /** The release of what an acquire in doubt may have been granted. */
 interface Undo extends Place, Doubt {
   readonly names: readonly string[];
-  readonly holder: string;
+  readonly holder: string | undefined;
   readonly ttl: number;
   at: number;
   tries: number;
@@ -139,7 +139,7 @@ class LeaseState implements Place {
   readonly key: string;
   readonly names: readonly string[];
   readonly ttl: number;
-  state: "asking" | "confirming" | "held" | "unsure" | "releasing" | "lost" | "released" = "asking";
+  state: "asking" | "confirming" | "held" | "releasing" | "lost" | "released" = "asking";
   link: Link | undefined;
   call: Call | undefined;
 
@@ -148,12 +148,10 @@ class LeaseState implements Place {
   at: number;
   isAnswered = false;
   tries = 0;
-  series = 1;
   /** It waits for the end of an outage. */
   isOut = false;
   /** A call was sent, and may be carried out without an answer `until` then. */
   doubt: Doubt | undefined;
-  undoing: Undo | undefined;
 
   token = 0;
   deadline = 0;
@@ -181,7 +179,7 @@ class LeaseState implements Place {
   }
 }
 
-const holds = ({ state }: LeaseState) => state === "held" || state === "unsure";
+const holds = ({ state }: LeaseState) => state === "held";
 const lives = (lease: LeaseState) => lease.state === "confirming" || holds(lease);
 const rests = ({ resting, touched }: LeaseState) => resting > 0 || touched > 0;
 const isOne = ({ names }: LeaseState) => names.length === 1;
@@ -198,7 +196,6 @@ const isRenewable = (lease: LeaseState) => lives(lease) && !rests(lease) && !lea
 const isExclusive = ({ shared, slots = 1 }: Ask) => !shared && slots === 1;
 const reclaims = (lease: LeaseState) =>
   !!lease.ask.reclaim || (isOne(lease) && isExclusive(lease.ask) && !lease.ask.named);
-const holderOf = ({ ask, series }: LeaseState) => ask.holder + (series > 1 ? `/${series}` : "");
 /** All names; of one that is lost, what is to be given back. */
 const owed = ({ rest, names }: LeaseState) => (rest.length > 0 ? rest : names);
 
@@ -206,11 +203,6 @@ const owed = ({ rest, names }: LeaseState) => (rest.length > 0 ? rest : names);
 function leastOf({ ttl }: LeaseState, left: number): number {
   const least = Math.max(SHORTEST_PAUSE, Math.floor(ttl / 60));
   return Math.min(least, Math.floor(left / 4));
-}
-
-/** After an answer that was none, or neither yes nor no. */
-function shake(lease: LeaseState): void {
-  if (holds(lease)) lease.state = "unsure";
 }
 
 /** All leases of a fence. */
@@ -374,7 +366,7 @@ export class LeaseStates implements Place {
       if (lease.giving) at(lease.giving.until);
       if (lease.giving && isFree && lease.call?.do !== "release") at(lease.giving.at);
       if (isAsking(lease)) at(lease.until + LONGEST_QUEUE);
-      if (isAsking(lease) && !lease.undoing && (waits(lease) || isFree)) at(lease.at);
+      if (isAsking(lease) && (waits(lease) || isFree)) at(lease.at);
       if (!lives(lease)) continue;
       at(Math.min(lease.endsAt, now + LOOK_AGAIN));
       if (lease.touched === 0) at(lease.deadline);
@@ -424,11 +416,9 @@ export class LeaseStates implements Place {
     }
     if (isLate) this.#undos.clear();
     for (const lease of this.#leases.values()) {
-      const { giving, undoing, until } = lease;
+      const { giving, until } = lease;
       if (giving && lease.call?.do !== "release" && (isLate || giving.until <= now)) {
         this.#givenBack(lease);
-      } else if (isAsking(lease) && undoing && until <= now) {
-        this.#finish(lease, { error: "NoAnswer", inDoubt: true });
       } else if (isAsking(lease) && until + LONGEST_QUEUE <= now) {
         this.#finish(lease, { error: "NoConnection" });
       }
@@ -453,7 +443,7 @@ export class LeaseStates implements Place {
   }
 
   #isDue(lease: LeaseState): boolean {
-    return isAsking(lease) && !lease.undoing && lease.at <= this.#now;
+    return isAsking(lease) && lease.at <= this.#now;
   }
 
   #sendShared(leases: readonly LeaseState[]): void {
@@ -642,7 +632,6 @@ export class LeaseStates implements Place {
       const isRest = (_: string, i: number) => ["kept", "later"].includes(of[i]?.[0] ?? "");
       return this.#lose(lease, gone > 0 ? "gone" : "refused", lease.names.filter(isRest));
     }
-    shake(lease);
     const least = leastOf(lease, lease.deadline - this.#now);
     const isUnclear = again === NEVER || (again === 0 && !gotOn);
     const pause = Math.max(isUnclear ? this.#pause(lease.ttl) : again, least);
@@ -675,7 +664,6 @@ export class LeaseStates implements Place {
     }
     for (const lease of leases.filter(lives)) {
       lease.beatAt = again;
-      shake(lease);
       if (isRefused && lease.resting === 0) this.#lose(lease, "refused");
     }
   }
@@ -688,10 +676,13 @@ export class LeaseStates implements Place {
     const left = Math.max(0, Math.min(lease.until - this.#now, PORTION));
     const wait = waits(lease) && isOne(lease) ? left : 0;
     const limit = waits(lease) ? own : Math.min(own, this.#limit());
-    const holder = holderOf(lease);
     const reclaim = !!lease.ask.reclaim || (lease.doubt !== undefined && reclaims(lease));
     const place = waits(lease) ? lease : this;
-    this.#start("acquire", [lease], place, limit + wait, { wait, holder, reclaim });
+    this.#start("acquire", [lease], place, limit + wait, {
+      wait,
+      holder: lease.ask.holder,
+      reclaim,
+    });
   }
 
   #acquireAnswered(call: Call, grant: Rows["acquire"] | undefined, taken: Taken = {}): void {
@@ -702,7 +693,7 @@ export class LeaseStates implements Place {
       return this.#granted(lease, grant[1], call.sent as number);
     }
     const { doubt } = lease;
-    const isOwn = doubt !== undefined && taken.holder === holderOf(lease);
+    const isOwn = doubt !== undefined && taken.holder === lease.ask.holder;
     if (doubt && !isOwn && this.#now >= doubt.until) lease.doubt = undefined;
     if (lease.isAnswered) return this.#leaveAcquire(lease);
     // What its own first call was granted, whose answer was lost, is not committed yet.
@@ -770,7 +761,8 @@ export class LeaseStates implements Place {
     const patient = Math.max(until, lease.begun + this.#patience(lease.ttl));
     const end = isConflict(code) ? patient : until;
     const longest = isConflict(code) ? TRY_AGAIN : longestWait(lease.ttl);
-    const isStuck = doubt !== undefined && ask.named && !ask.reclaim;
+    // Nobody else's grant would be taken over: what there may be is undone, or ends at its ttl.
+    const isStuck = doubt !== undefined && !reclaims(lease);
     const mayPass = isConflict(code) || isOfConnection(code);
     if (doubt && reclaims(lease) && tries === 1 && isOfConnection(code)) return;
     if (!mayPass || isStuck || this.#now >= end) {
@@ -783,25 +775,17 @@ export class LeaseStates implements Place {
       if (!isKnown) this.#effects.push({ log: "not acquired", key: lease.key, code });
       lease.isOut = true;
     }
-    if (doubt && !reclaims(lease)) {
-      // The next try has another holder: an undo that comes late does not meet its grant.
-      lease.undoing = this.#undoDoubt(lease);
-      lease.series++;
-    } else {
-      const pause = spreads(growing(FIRST_RETRY, tries - 1, longest), this.spread);
-      lease.at = this.#now + Math.min(pause, Math.max(1, end - this.#now));
-    }
+    const pause = spreads(growing(FIRST_RETRY, tries - 1, longest), this.spread);
+    lease.at = this.#now + Math.min(pause, Math.max(1, end - this.#now));
   }
 
   /** Has what may have been granted be released, if the holder is nobody else's. */
-  #undoDoubt(lease: LeaseState): Undo | undefined {
-    const [{ doubt, names, ttl }, holder] = [lease, holderOf(lease)];
-    if (!doubt || lease.ask.named || this.#isDone) return undefined;
+  #undoDoubt(lease: LeaseState): void {
+    const { doubt, names, ttl, ask } = lease;
+    if (!doubt || ask.named || this.#isDone) return;
     const [at, tries, link] = [this.#now, 0, undefined];
-    const undo: Undo = { ...doubt, names, holder, ttl, at, tries, link };
-    this.#undos.add(undo);
+    this.#undos.add({ ...doubt, names, holder: ask.holder, ttl, at, tries, link });
     lease.doubt = undefined;
-    return undo;
   }
 
   #undoAnswered(undo: Undo, released: number): void {
@@ -809,16 +793,13 @@ export class LeaseStates implements Place {
     // The call that it is about may still come.
     undo.at = Math.min(this.#now + TRY_AGAIN, undo.until);
     if (released > 0 || this.#now >= undo.until) this.#forget(undo);
-    for (const lease of this.#leases.values()) {
-      if (lease.undoing === undo) [lease.undoing, lease.at] = [undefined, this.#now];
-    }
   }
 
   #undoFailed(undo: Undo, code: string): void {
     undo.tries++;
     const pause = spreads(growing(FIRST_RETRY, undo.tries - 1, LONGEST_PAUSE), this.spread);
     undo.at = this.#now + (code === "unsent" ? 0 : pause);
-    const mayPass = isOfConnection(code) || isConflict(code) || /^(55P03|panicked)$/.test(code);
+    const mayPass = passes(code) || code === "panicked";
     if (!mayPass || undo.at >= undo.sent + undo.ttl) this.#forget(undo);
   }
 
@@ -831,16 +812,22 @@ export class LeaseStates implements Place {
 
   #giveBack(lease: LeaseState, isInDoubt = lease.isEnding || rests(lease)): void {
     const until = this.#now + this.#patience(lease.ttl);
-    const isAlone = isInDoubt || lease.ask.table !== undefined;
-    lease.giving = { at: this.#now, until, tries: 0, isInDoubt, isAlone };
+    lease.giving = { at: this.#now, until, tries: 0, isInDoubt, isAlone: isInDoubt };
     if (lease.state !== "lost") lease.state = "releasing";
-    this.#leases.delete(lease.key);
-    this.#leases.set(lease.key, lease);
+    this.#queue(lease);
     if (!lease.ask.session) this.#hangUp(lease);
   }
 
+  /** Puts it behind the others. */
+  #queue(lease: LeaseState): void {
+    this.#leases.delete(lease.key);
+    this.#leases.set(lease.key, lease);
+  }
+
   #sendRelease(first: LeaseState, leases: readonly LeaseState[]): void {
-    const isDue = (lease: LeaseState) => this.#isReleaseDue(lease) && !lease.giving?.isAlone;
+    const isLike = ({ giving, ask }: LeaseState) =>
+      !giving?.isAlone && ask.table === first.ask.table;
+    const isDue = (lease: LeaseState) => this.#isReleaseDue(lease) && isLike(lease);
     const all = first.giving?.isAlone ? [first] : within(MOST_RELEASED, leases.filter(isDue));
     // The connection of a session lease serves if there is no shared one.
     const isIdle = first.ask.session && first.link && !first.link.call;
@@ -876,8 +863,10 @@ export class LeaseStates implements Place {
   }
 
   #releaseFailed({ leases }: Call, code: string, isOpening: boolean): void {
-    const isLocked = code === "55P03" || isConflict(code);
-    const mayPass = isLocked || isOfConnection(code);
+    const isLost = isOfConnection(code);
+    // An error of the statement may be of one of them.
+    const isOfOne = leases.length > 1 && !isLost;
+    const mayPass = isOfOne || isLost || code === "55P03" || isConflict(code);
     for (const lease of leases) {
       const giving = lease.giving as Giving;
       giving.isInDoubt ||= !isOpening && isDoubtful(code);
@@ -885,12 +874,15 @@ export class LeaseStates implements Place {
         this.#givenBack(lease);
         continue;
       }
-      // At once if the connection had only ended before, and one by one if a lock is in the way.
-      giving.isAlone ||= isLocked;
-      const isFirst = ++giving.tries === 1 && (!isLocked || leases.length > 1);
+      // At once if the connection had only ended before, and one by one if one is in the way.
+      if (isOfOne) {
+        giving.isAlone = true;
+        this.#queue(lease);
+      }
+      const isFirst = ++giving.tries === 1 && isLost;
       const quarter = Math.floor((giving.until - this.#now) / 4);
-      const pause = isFirst || code === "unsent" ? 0 : Math.max(SHORTEST_PAUSE, quarter);
-      giving.at = this.#now + pause;
+      const isSoon = isFirst || isOfOne || code === "unsent";
+      giving.at = this.#now + (isSoon ? 0 : Math.max(SHORTEST_PAUSE, quarter));
     }
   }
 
