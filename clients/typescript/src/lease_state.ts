@@ -650,10 +650,9 @@ export class LeaseStates implements Place {
   }
 
   #keepFailed({ leases }: Call, code: string, isOpening: boolean): void {
-    const isConnection = isOpening || isOfConnection(code) || code === "panicked";
     // What confirms a row may be wrong in itself: a name, or a value of the key.
     const isWrong = leases.some(confirmsRow) && !passes(code);
-    const isRefused = isWrong || (!isConnection && ["42501", "42883", "3F000"].includes(code));
+    const isRefused = isWrong || (!isOpening && ["42501", "42883", "3F000"].includes(code));
     let again = this.#now + this.#pause(smallest(leases));
     if (code === "unsent") again = this.#now;
     else if (code === "panicked") this.died();
@@ -714,7 +713,6 @@ export class LeaseStates implements Place {
   #granted(lease: LeaseState, token: number, sent: number): void {
     [lease.token, lease.state] = [token, "confirming"];
     [lease.deadline, lease.beatAt] = [this.#now + lease.ttl, this.#now];
-    this.#leases.set(lease.key, lease);
     if (lease.isAnswered) return this.#giveBack(lease);
     // The server counts from a later moment: if that was long ago, a renewal confirms it.
     const firstBeat = sent + Math.floor(lease.ttl / BEATS_PER_TTL);
