@@ -35,7 +35,7 @@ DECLARE
     refused CONSTANT integer := 4;
     typed_values text;
     is_the_row text;
-    together integer := pairs;
+    together integer;
     first integer := 1;
     last integer;
     places bigint[];
@@ -57,10 +57,16 @@ BEGIN
       LEFT JOIN pg_attribute a ON a.attrelid = relation AND a.attname = c.name AND a.attnum > 0 AND NOT a.attisdropped;
     -- A managed table reads the token from the setting, so its rows are renewed one by one. (Of pg_fence_lite the first line
     -- of the trigger's function has the arguments.)
-    IF EXISTS (SELECT FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid AND starts_with(p.proname, 'fenced')
-                WHERE t.tgrelid = relation AND (starts_with(p.prosrc, format('-- [%s, "managed"', to_jsonb(fence_column)))
-                   OR position(convert_to(fence_column, getdatabaseencoding()) || decode('006d616e6167656400', 'hex') IN t.tgargs) = 1)) THEN
-        together := 1;
+    SELECT CASE WHEN bool_or(starts_with(p.prosrc, format('-- [%s, "managed"', to_jsonb(fence_column))) OR position(
+                    convert_to(fence_column, getdatabaseencoding()) || decode('006d616e6167656400', 'hex') IN t.tgargs) = 1)
+                THEN 1 ELSE pairs END
+      INTO together
+      FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid AND starts_with(p.proname, 'fenced') WHERE t.tgrelid = relation
+    HAVING count(*) > 0;
+    IF together IS NULL THEN
+        RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('cannot keep rows of %s: it is not fenced', relation),
+            DETAIL = jsonb_build_object('relation', relation::text),
+            HINT = format('Its owner calls fence_protect(%L, deadline => %L).', relation, deadline);
     END IF;
 
     WHILE first <= pairs LOOP
