@@ -122,9 +122,10 @@ func (f *Fence) Lease(ctx context.Context, name string, options Options, work Wo
 
 // Acquire takes a lease, of several names all or none, or returns an [Error] of the kind
 // [LeaseTaken]. The context is for the acquire alone: where it ends first, its error is returned,
-// and a grant that comes all the same is given back. A wait goes on through an outage. Several
-// names have no queue: they are tried each quarter of a second, and may starve beside waiters for
-// each, until Wait is over.
+// and a grant that comes all the same is given back. A wait goes on through an outage; where that
+// hides whether several names, a shared lease or a slot were granted, it ends with [NoAnswer], and
+// what was is given back. Several names have no queue: they are tried each quarter of a second, and
+// may starve beside waiters for each, until Wait is over.
 //
 // Then [Lease.Do] the work; or look at [Lease.Lost], and defer [Lease.Release].
 func (f *Fence) Acquire(ctx context.Context, names []string, options Options) (*Lease, error) {

@@ -3,7 +3,6 @@ package pgfence
 import (
 	"cmp"
 	"slices"
-	"strconv"
 	"strings"
 )
 
@@ -55,13 +54,12 @@ type effect struct {
 	Pause int64
 }
 
-// state is that of a lease, which lives in the first three.
+// state is that of a lease, which lives in the first two.
 type state int
 
 const (
 	confirming state = iota
 	held
-	unsure
 	releasing
 	lost
 	released
@@ -104,8 +102,8 @@ type leaseState struct {
 	rest             []string
 }
 
-func (l *leaseState) holds() bool { return l.state == held || l.state == unsure }
-func (l *leaseState) lives() bool { return l.state <= unsure }
+func (l *leaseState) holds() bool { return l.state == held }
+func (l *leaseState) lives() bool { return l.state <= held }
 
 // waits tells that it is not to be renewed now.
 func (l *leaseState) waits() bool { return l.isCalling || l.resting > 0 || l.touched > 0 }
@@ -136,10 +134,9 @@ type request struct {
 	caller
 	ask
 	begun, until, at int64
-	series, tries    int
+	tries            int
 	isOut            bool // it waits for the end of an outage
 	doubt            *doubt
-	undoing          *undo
 	lease            *leaseState
 }
 
@@ -149,13 +146,6 @@ type doubt struct{ sent, until int64 }
 func (r *request) isOne() bool    { return len(r.Names) == 1 }
 func (r *request) isOwn() bool    { return r.Session || r.Wait > 0 && r.isOne() }
 func (r *request) reclaims() bool { return r.Reclaim || r.isOne() && !r.Shared && !r.Named }
-
-func (r *request) holder() string {
-	if r.series < 2 {
-		return r.Holder
-	}
-	return r.Holder + "/" + strconv.Itoa(r.series)
-}
 
 // undo releases what an acquire in doubt may have been granted.
 type undo struct {
@@ -214,7 +204,7 @@ func newLeaseStates(spread int64) *leaseStates {
 // What the program asks. Each of these is an input, within a step
 
 func (s *leaseStates) acquire(a ask) *request {
-	r := &request{ask: a, begun: s.now, until: s.now + min(a.Wait, never), at: s.now, series: 1}
+	r := &request{ask: a, begun: s.now, until: s.now + min(a.Wait, never), at: s.now}
 	r.TTL, r.AtMost = min(r.TTL, never), cmp.Or(r.AtMost, never)
 	s.requests = append(s.requests, r)
 	if s.closedAt < never {
@@ -434,7 +424,7 @@ func (s *leaseStates) wake(now int64) int64 {
 	for _, r := range s.requests {
 		isAtRest := !r.isCalling && r.lease == nil
 		at(r.until+longestQueue, isAtRest)
-		at(r.at, isAtRest && r.undoing == nil && (r.isOwn() || isFree))
+		at(r.at, isAtRest && (r.isOwn() || isFree))
 	}
 	for _, l := range s.leases {
 		at(min(l.atMost, now+lookAgain), l.lives())
@@ -508,11 +498,7 @@ func (s *leaseStates) endByClock(answered int) {
 		}
 	}
 	for _, r := range slices.Clone(s.requests) {
-		switch {
-		case r.isCalling || r.lease != nil:
-		case r.undoing != nil && s.now >= r.until:
-			s.finish(r, effect{Error: "NoAnswer", InDoubt: true})
-		case s.now >= r.until+longestQueue:
+		if !r.isCalling && r.lease == nil && s.now >= r.until+longestQueue {
 			s.finish(r, effect{Error: "NoConnection"})
 		}
 	}
@@ -546,7 +532,7 @@ func (s *leaseStates) send() {
 }
 
 func (s *leaseStates) isDue(r *request) bool {
-	return !r.isCalling && r.undoing == nil && r.lease == nil && r.at <= s.now
+	return !r.isCalling && r.lease == nil && r.at <= s.now
 }
 
 func (s *leaseStates) sendShared() {
@@ -862,20 +848,11 @@ func (s *leaseStates) renewal(l *leaseState, of []outcome, sent int64, gotOn boo
 	case again == 0 && gotOn:
 		// Out of locks: at once, in another transaction, as long as that helps.
 		l.beatAt = s.now
-		l.shake()
 	default:
 		if again <= 0 {
 			again = s.pause(l.ttl)
 		}
 		l.beatAt = s.now + max(again, l.least(l.deadline-s.now))
-		l.shake()
-	}
-}
-
-// shake is after an answer that was none, or neither yes nor no.
-func (l *leaseState) shake() {
-	if l.holds() {
-		l.state = unsure
 	}
 }
 
@@ -924,7 +901,6 @@ func (s *leaseStates) keepFailed(c *call, code string) {
 	for _, l := range c.leases {
 		if l.lives() {
 			l.beatAt = again
-			l.shake()
 			if isRefused && l.resting == 0 {
 				s.lose(l, ReasonRefused, nil)
 			}
@@ -943,7 +919,7 @@ func (s *leaseStates) try(r *request) {
 		wait = max(0, min(r.until-s.now, portion))
 	}
 	s.start(&call{of: r, effect: effect{
-		Do: "acquire", For: r.ID, Names: r.Names, Wait: wait, Holder: r.holder(), Limit: limit + wait,
+		Do: "acquire", For: r.ID, Names: r.Names, Wait: wait, Holder: r.Holder, Limit: limit + wait,
 		Reclaim: r.Reclaim || r.doubt != nil && r.reclaims(),
 	}}, by)
 }
@@ -958,7 +934,7 @@ func (s *leaseStates) acquireAnswered(c *call, r *request, a answer) {
 	}
 	until := r.until
 	// By its own first call, whose answer was lost.
-	isOwn := r.doubt != nil && a.taken.Holder == r.holder()
+	isOwn := r.doubt != nil && a.taken.Holder == r.Holder
 	if isOwn {
 		until = max(until, r.doubt.until)
 	} else if r.doubt != nil && s.now >= r.doubt.until {
@@ -1054,7 +1030,8 @@ func (s *leaseStates) acquireFailed(c *call, r *request, code string) {
 	if isConflict(code) {
 		until, longest = max(until, r.begun+s.patience(r.TTL)), tryAgain
 	}
-	isStuck := r.doubt != nil && r.Named && !r.Reclaim
+	// Nobody else's grant would be taken over: what there may be is undone, or ends at its ttl.
+	isStuck := r.doubt != nil && !r.reclaims()
 	if r.doubt != nil && r.reclaims() && r.tries == 1 && isOfConnection(code) {
 		r.at = s.now
 		return
@@ -1070,15 +1047,7 @@ func (s *leaseStates) acquireFailed(c *call, r *request, code string) {
 		}
 		r.isOut = true
 	}
-	if r.doubt != nil && !r.reclaims() {
-		// Undone before the next try, which has another holder: an undo that comes late does not
-		// meet its grant.
-		r.at = s.now
-		r.undoing = s.undoDoubt(r)
-		r.series++
-	} else {
-		r.at = s.now + min(s.spreads(growing(r.tries, longest)), max(1, until-s.now))
-	}
+	r.at = s.now + min(s.spreads(growing(r.tries, longest)), max(1, until-s.now))
 }
 
 func notGranted(code string, isOpening bool) effect {
@@ -1099,27 +1068,21 @@ func notGranted(code string, isOpening bool) effect {
 }
 
 // undoDoubt has what may have been granted be released, where the holder is nobody else's.
-func (s *leaseStates) undoDoubt(r *request) *undo {
+func (s *leaseStates) undoDoubt(r *request) {
 	if r.doubt == nil || r.Named || s.isDone {
-		return nil
+		return
 	}
-	u := &undo{
-		names: r.Names, holder: r.holder(), ttl: r.TTL, at: s.now,
+	s.undos = append(s.undos, &undo{
+		names: r.Names, holder: r.Holder, ttl: r.TTL, at: s.now,
 		until: r.doubt.until, gaveUpAt: r.doubt.sent + r.TTL,
-	}
-	s.undos, r.doubt = append(s.undos, u), nil
-	return u
+	})
+	r.doubt = nil
 }
 
 func (s *leaseStates) undoAnswered(u *undo, released int64) {
 	u.tries++
 	// The call that it is about may still come.
 	u.isOver, u.at = released > 0 || s.now >= u.until, min(s.now+tryAgain, u.until)
-	for _, r := range s.requests {
-		if r.undoing == u {
-			r.undoing, r.at = nil, s.now
-		}
-	}
 }
 
 func (s *leaseStates) undoFailed(u *undo, code string) {
@@ -1127,7 +1090,7 @@ func (s *leaseStates) undoFailed(u *undo, code string) {
 	if u.at = s.now; code != "unsent" {
 		u.at += s.spreads(growing(u.tries, longestPause))
 	}
-	mayPass := isOfConnection(code) || isLocked(code) || code == "panicked"
+	mayPass := passes(code) || code == "panicked"
 	u.isOver = !mayPass || u.at >= u.gaveUpAt
 }
 
