@@ -32,12 +32,6 @@ type connection struct {
 	conn atomic.Pointer[Conn]
 }
 
-func newConnection(number int) *connection {
-	c := &connection{number: number}
-	c.open, c.end = context.WithCancel(context.Background())
-	return c
-}
-
 // opened is the driver's connection, or nil.
 func (c *connection) opened() Conn {
 	if conn := c.conn.Load(); conn != nil {

@@ -191,10 +191,7 @@ func (f *Fence) Lead(ctx context.Context, name string, ttl time.Duration, work W
 			case e.Log != "":
 				slog.Warn("pgfence: "+name+" "+e.Log+", and it is tried again", "reason", err)
 			case e.Event != "":
-				f.h.mu.Lock()
-				f.h.tells(Event{Kind: e.Event, Names: []string{name}})
-				f.h.mu.Unlock()
-				f.h.tell()
+				f.h.input(0, func() { f.h.tells(Event{Kind: e.Event, Names: []string{name}}) })
 			case e.Lead == "pause":
 				pause = span(e.Pause)
 			case e.Lead == "end":
@@ -208,16 +205,14 @@ func (f *Fence) Lead(ctx context.Context, name string, ttl time.Duration, work W
 		}
 		var lease *Lease
 		again := *a
-		if lease, err = f.h.acquire(ctx, &again); err != nil {
-			effects = d.notGranted(clock(), causeOf(err))
-		} else {
+		if lease, err = f.h.acquire(ctx, &again); err == nil {
 			d.granted(clock())
 			err = lease.Do(ctx, work)
-			effects = d.workFailed(clock(), causeOf(err), lease.lost() != nil)
 		}
 		if err == nil || ctx.Err() != nil {
 			return err
 		}
+		effects = d.failed(clock(), causeOf(err), lease != nil && lease.lost() != nil)
 	}
 }
 
@@ -253,7 +248,10 @@ func (f *Fence) Adopted(name string, token int64, holder ...string) *Holding {
 
 // Close gives everything back, and ends all waits. It belongs where the process ends; then nobody
 // waits for a ttl.
-func (f *Fence) Close() { f.h.endAll() }
+func (f *Fence) Close() {
+	f.h.input(0, f.h.states.close)
+	<-f.h.closed
+}
 
 // Lease is one that is held, until it is released or lost, also where nobody refers to it any more.
 // Its methods may be called from any goroutine.
@@ -337,14 +335,7 @@ func (l *Lease) Do(ctx context.Context, work Work) (err error) {
 // Release gives it back, and is an [Error] of the kind [LeaseLost] if it was lost. It takes no
 // context, so that it works when yours has ended. It is no error where the server cannot be
 // reached: then the lease ends at its ttl.
-func (l *Lease) Release() error {
-	l.h.input(0, func() { l.h.states.release(l.key) })
-	<-l.ended
-	l.h.mu.Lock()
-	defer l.h.mu.Unlock()
-	delete(l.h.leases, l.key)
-	return l.lost()
-}
+func (l *Lease) Release() error { return l.leases.Release() }
 
 // lost is nil where it is not lost.
 func (l *Lease) lost() error {
@@ -360,15 +351,15 @@ type Leases []*Lease
 // Release gives back what is left of them, and is an [Error] of the kind [LeaseLost] for the first
 // that was lost.
 func (l Leases) Release() (err error) {
-	if len(l) > 0 {
-		l[0].h.input(0, func() {
-			for _, lease := range l {
-				lease.h.states.release(lease.key)
-			}
-		})
+	for _, lease := range l {
+		lease.h.input(0, func() { lease.h.states.release(lease.key) })
 	}
 	for _, lease := range l {
-		err = cmp.Or(err, lease.Release())
+		<-lease.ended
+		lease.h.mu.Lock()
+		delete(lease.h.leases, lease.key)
+		lease.h.mu.Unlock()
+		err = cmp.Or(err, lease.lost())
 	}
 	return err
 }

@@ -219,12 +219,13 @@ func (h *heartbeat) tells(event Event) {
 func (h *heartbeat) send(e effect) {
 	c := h.connections[e.On]
 	if e.Open {
-		c = newConnection(e.On)
+		c = &connection{number: e.On}
+		c.open, c.end = context.WithCancel(context.Background())
 		h.connections[e.On] = c
 	}
 	a := h.acquires[e.For]
 	if a == nil {
-		a = &acquire{failed: make(chan struct{}, 1)}
+		a = &acquire{}
 	}
 	go h.run(e, c, a, h.statement(e, a))
 }
@@ -377,10 +378,4 @@ func (h *heartbeat) suspect(leases Leases) {
 // last tells how far the transaction has come that releases them.
 func (h *heartbeat) last(leases Leases, stage string) {
 	h.input(0, func() { h.states.last(leases.keys(), stage) })
-}
-
-// endAll gives everything back, and ends the waits.
-func (h *heartbeat) endAll() {
-	h.input(0, h.states.close)
-	<-h.closed
 }

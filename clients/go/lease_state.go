@@ -80,6 +80,9 @@ type caller struct {
 
 func (c *caller) calls(is bool) { c.isCalling = is }
 
+// isFree tells that nothing is called over its connection, or that it has none.
+func (c *caller) isFree() bool { return c.link == nil || !c.link.isBusy }
+
 // leaseState is one lease. The connection that it owns is the one over which it is confirmed; of a
 // session lease, the one that it ends with.
 type leaseState struct {
@@ -145,16 +148,16 @@ type doubt struct{ sent, until int64 }
 
 func (r *request) isOne() bool    { return len(r.Names) == 1 }
 func (r *request) isOwn() bool    { return r.Session || r.Wait > 0 && r.isOne() }
+func (r *request) asks() bool     { return !r.isCalling && r.lease == nil }
 func (r *request) reclaims() bool { return r.Reclaim || r.isOne() && !r.Shared && !r.Named }
 
 // undo releases what an acquire in doubt may have been granted.
 type undo struct {
 	caller
-	names               []string
-	holder              string
-	ttl                 int64
-	at, until, gaveUpAt int64
-	tries               int
+	doubt
+	of    *request
+	at    int64
+	tries int
 }
 
 // giveBack is a release: of leases, until it is over.
@@ -187,7 +190,6 @@ type leaseStates struct {
 	giveBacks     []*giveBack
 	calls         []*call
 	links         []*link
-	calling       *call // on the connection that all share
 	lastCall      int
 	lastLink      int
 	beats         int // in a row
@@ -233,10 +235,7 @@ func (s *leaseStates) release(key string) {
 	case l.holds():
 		s.giveBack(l, false)
 	case l.state == lost:
-		s.remove(l)
-		if l.isOver = len(l.rest) == 0; !l.isOver && !s.isDone {
-			s.giveBack(l, false)
-		}
+		s.giveBackRest(l)
 	}
 }
 
@@ -410,26 +409,24 @@ func (s *leaseStates) wake(now int64) int64 {
 			next = min(next, time)
 		}
 	}
-	isFree := s.calling == nil
 	for _, c := range s.calls {
 		at(c.until, true)
 	}
 	for _, g := range s.giveBacks {
 		at(g.until, true)
-		at(g.at, isFree && !g.isCalling)
+		at(g.at, s.isFree() && !g.isCalling)
 	}
 	for _, u := range s.undos {
 		at(u.at, !u.isCalling)
 	}
 	for _, r := range s.requests {
-		isAtRest := !r.isCalling && r.lease == nil
-		at(r.until+longestQueue, isAtRest)
-		at(r.at, isAtRest && (r.isOwn() || isFree))
+		at(r.until+longestQueue, r.asks())
+		at(r.at, r.asks() && (r.isOwn() || s.isFree()))
 	}
 	for _, l := range s.leases {
 		at(min(l.atMost, now+lookAgain), l.lives())
 		at(l.deadline, l.lives() && l.touched == 0)
-		at(l.beatAt, l.lives() && !l.waits() && (l.isOwn() || isFree))
+		at(l.beatAt, l.lives() && !l.waits() && (l.isOwn() || s.isFree()))
 	}
 	at(s.closedAt+closing, s.closedAt < never && !s.isDone)
 	if next == never {
@@ -498,7 +495,7 @@ func (s *leaseStates) endByClock(answered int) {
 		}
 	}
 	for _, r := range slices.Clone(s.requests) {
-		if !r.isCalling && r.lease == nil && s.now >= r.until+longestQueue {
+		if r.asks() && s.now >= r.until+longestQueue {
 			s.finish(r, effect{Error: "NoConnection"})
 		}
 	}
@@ -508,7 +505,7 @@ func (s *leaseStates) endByClock(answered int) {
 
 func (s *leaseStates) send() {
 	for _, r := range slices.Clone(s.requests) {
-		if r.isOwn() && s.isDue(r) {
+		if r.isOwn() && r.asks() && r.at <= s.now {
 			s.try(r)
 		}
 	}
@@ -516,7 +513,7 @@ func (s *leaseStates) send() {
 	for _, u := range s.undos {
 		if !u.isCalling && u.at <= s.now {
 			s.start(&call{of: u, effect: effect{
-				Do: "undo", Names: u.names, Holder: u.holder, Limit: ownLimit(u.ttl),
+				Do: "undo", Names: u.of.Names, Holder: u.of.Holder, Limit: ownLimit(u.of.TTL),
 			}}, &u.caller)
 		}
 	}
@@ -525,14 +522,10 @@ func (s *leaseStates) send() {
 			s.keep([]*leaseState{l}, &l.caller)
 		}
 	}
-	if s.calling == nil {
+	if s.isFree() {
 		s.sendShared()
 	}
 	s.rest()
-}
-
-func (s *leaseStates) isDue(r *request) bool {
-	return !r.isCalling && r.lease == nil && r.at <= s.now
 }
 
 func (s *leaseStates) sendShared() {
@@ -543,7 +536,7 @@ func (s *leaseStates) sendShared() {
 		}
 	}
 	g := find(s.giveBacks, s.isReleaseDue)
-	r := find(s.requests, func(r *request) bool { return !r.isOwn() && s.isDue(r) })
+	r := find(s.requests, func(r *request) bool { return !r.isOwn() && r.asks() && r.at <= s.now })
 	// Heartbeats go first; after two of them something else has its turn.
 	switch isOthersTurn := s.beats >= mostBeats && (g != nil || r != nil); {
 	case beat != nil && !isOthersTurn:
@@ -613,9 +606,6 @@ func (s *leaseStates) start(c *call, by *caller) {
 	}
 	if c.of != nil {
 		c.of.calls(true)
-	}
-	if by == &s.caller {
-		s.calling = c
 	}
 	if by.link != nil {
 		s.isSent(c)
@@ -693,13 +683,8 @@ func without[T comparable](some []T, one T) []T {
 	return slices.DeleteFunc(slices.Clone(some), func(other T) bool { return other == one })
 }
 
-func (s *leaseStates) remove(l *leaseState) { s.leases = without(s.leases, l) }
-
 func (s *leaseStates) over(c *call) {
 	s.calls, c.link.isBusy = without(s.calls, c), false
-	if s.calling == c {
-		s.calling = nil
-	}
 	for _, l := range c.leases {
 		l.isCalling = false
 	}
@@ -710,26 +695,29 @@ func (s *leaseStates) over(c *call) {
 
 // Connections
 
+// isOf tells whether the code is one of these, or of one of these classes.
+func isOf(code string, these ...string) bool {
+	return slices.ContainsFunc(these, func(one string) bool { return strings.HasPrefix(code, one) })
+}
+
 // isOfConnection tells whether another connection may help.
 func isOfConnection(code string) bool {
-	return slices.Contains([]string{"connect", "unsent", "ended", "no answer", "25006", "53300"}, code) ||
-		strings.HasPrefix(code, "08") || strings.HasPrefix(code, "57P0")
+	return isOf(code, "connect", "unsent", "ended", "no answer", "25006", "53300", "08", "57P0")
 }
 
 // isDoubtful tells whether the statement may have been carried out all the same.
 func isDoubtful(code string) bool {
-	return code == "unreadable" || code == "panicked" ||
-		isOfConnection(code) && code != "unsent" && code != "25006" && code != "53300"
+	isSent := isOfConnection(code) && !isOf(code, "unsent", "25006", "53300")
+	return isSent || isOf(code, "unreadable", "panicked")
 }
 
 // passes tells whether a statement fails for no longer than a while, as on a standby.
 func passes(code string) bool {
-	isOfClass := len(code) == 5 && slices.Contains([]string{"25", "40", "53", "57", "58"}, code[:2])
-	return isOfClass || code == "55P03" || isOfConnection(code)
+	return isOf(code, "25", "40", "53", "55P03", "57", "58") || isOfConnection(code)
 }
 
-func isConflict(code string) bool { return code == "40001" || code == "40P01" }
-func isLocked(code string) bool   { return code == "55P03" || isConflict(code) }
+func isConflict(code string) bool { return isOf(code, "40001", "40P01") }
+func isLocked(code string) bool   { return isOf(code, "55P03") || isConflict(code) }
 
 func (s *leaseStates) callFailed(c *call, code string, isBroken bool) {
 	s.over(c)
@@ -817,13 +805,13 @@ func (s *leaseStates) keepAnswered(c *call, outcomes []outcome) {
 
 // renewal takes the outcomes of the names of a lease.
 func (s *leaseStates) renewal(l *leaseState, of []outcome, sent int64, gotOn bool) {
-	remaining, again, advice := never, int64(-1), ""
+	remaining, again, advice := never, never, ""
 	count, rest := map[string]int{}, []string(nil)
 	for i, o := range of {
 		count[o.is]++
 		remaining = min(remaining, o.remaining)
-		if o.againIn >= 0 && (again < 0 || o.againIn < again) {
-			again = o.againIn
+		if o.againIn >= 0 {
+			again = min(again, o.againIn)
 		}
 		if o.is == "kept" || o.is == "later" {
 			rest = append(rest, l.names[i])
@@ -849,7 +837,7 @@ func (s *leaseStates) renewal(l *leaseState, of []outcome, sent int64, gotOn boo
 		// Out of locks: at once, in another transaction, as long as that helps.
 		l.beatAt = s.now
 	default:
-		if again <= 0 {
+		if again == 0 || again == never {
 			again = s.pause(l.ttl)
 		}
 		l.beatAt = s.now + max(again, l.least(l.deadline-s.now))
@@ -857,9 +845,6 @@ func (s *leaseStates) renewal(l *leaseState, of []outcome, sent int64, gotOn boo
 }
 
 func (s *leaseStates) renewed(l *leaseState, sent, remaining, again int64) {
-	if again < 0 {
-		again = never
-	}
 	l.beatAt = sent + min(max(again, l.least(remaining)), remaining/beatsPerTTL)
 	was, deadline := l.state, sent+window(remaining)
 	if deadline <= s.now {
@@ -883,7 +868,7 @@ func (s *leaseStates) renewed(l *leaseState, sent, remaining, again int64) {
 func window(span int64) int64 { return span - (span+49)/50 }
 
 func (s *leaseStates) keepFailed(c *call, code string) {
-	isNeverKept := !c.Open && slices.Contains([]string{"42501", "42883", "3F000"}, code)
+	isNeverKept := !c.Open && isOf(code, "42501", "42883", "3F000")
 	// What confirms a row may be wrong in itself: a name, or a value of the key.
 	isRefused := isNeverKept || c.leases[0].confirmsRow() && !passes(code)
 	again := s.now + s.pause(smallestTTL(c.leases))
@@ -1072,11 +1057,7 @@ func (s *leaseStates) undoDoubt(r *request) {
 	if r.doubt == nil || r.Named || s.isDone {
 		return
 	}
-	s.undos = append(s.undos, &undo{
-		names: r.Names, holder: r.Holder, ttl: r.TTL, at: s.now,
-		until: r.doubt.until, gaveUpAt: r.doubt.sent + r.TTL,
-	})
-	r.doubt = nil
+	s.undos, r.doubt = append(s.undos, &undo{doubt: *r.doubt, of: r, at: s.now}), nil
 }
 
 func (s *leaseStates) undoAnswered(u *undo, released int64) {
@@ -1091,7 +1072,7 @@ func (s *leaseStates) undoFailed(u *undo, code string) {
 		u.at += s.spreads(growing(u.tries, longestPause))
 	}
 	mayPass := passes(code) || code == "panicked"
-	u.isOver = !mayPass || u.at >= u.gaveUpAt
+	u.isOver = !mayPass || u.at >= u.sent+u.of.TTL
 }
 
 // What is given back
@@ -1142,7 +1123,7 @@ func (s *leaseStates) together(first *giveBack) *giveBack {
 func (s *leaseStates) sendRelease(g *giveBack) {
 	// The connection of a session lease serves where there is no shared one.
 	by, first := &s.caller, g.leases[0]
-	isOwn := first.request.Session && first.link != nil && !first.link.isBusy
+	isOwn := first.request.Session && first.link != nil && first.isFree()
 	if isOwn && s.link == nil && len(g.leases) == 1 {
 		by = &first.caller
 	}
@@ -1158,12 +1139,9 @@ func (s *leaseStates) releaseAnswered(g *giveBack, is []bool) {
 		is = is[count:]
 		hasSession := !l.request.Session || l.link != nil
 		isKnown := !g.isInDoubt && l.table == "" && s.now < l.deadline && hasSession
-		if l.state == lost {
-			l.isOver = true
-		} else if isGone && isKnown {
+		if isGone && isKnown && l.state != lost {
 			s.lose(l, ReasonGone, nil)
-			s.remove(l)
-			l.isOver = true
+			s.giveBackRest(l)
 		} else {
 			s.end(l, "")
 		}
@@ -1174,12 +1152,10 @@ func (s *leaseStates) releaseAnswered(g *giveBack, is []bool) {
 func (s *leaseStates) givenBack(g *giveBack) {
 	s.giveBacks = without(s.giveBacks, g)
 	for _, l := range g.leases {
-		if l.state == lost {
-			l.isOver = true
-		} else {
+		if l.state != lost {
 			s.log("not released", "")
-			s.end(l, "unconfirmed")
 		}
+		s.end(l, "unconfirmed")
 	}
 }
 
@@ -1215,17 +1191,26 @@ func (s *leaseStates) lose(l *leaseState, reason Reason, rest []string) {
 		s.event("lost", l)
 		return
 	}
-	s.remove(l)
-	if l.isOver = len(rest) == 0; !l.isOver {
-		s.giveBack(l, false)
-	}
+	s.giveBackRest(l)
 	s.endLinks()
 	s.settle(l.request)
 }
 
+// giveBackRest forgets a lease that is lost, and gives back what the server may still hold for it.
+func (s *leaseStates) giveBackRest(l *leaseState) {
+	s.leases = without(s.leases, l)
+	if l.isOver = len(l.rest) == 0; !l.isOver && !s.isDone {
+		s.giveBack(l, false)
+	}
+}
+
+// end is that of a release. What was lost before has been told.
 func (s *leaseStates) end(l *leaseState, reason Reason) {
-	l.state, l.reason, l.isOver = released, reason, true
-	s.remove(l)
+	if l.isOver = true; l.state == lost {
+		return
+	}
+	l.state, l.reason = released, reason
+	s.leases = without(s.leases, l)
 	s.endLinks()
 	if l.isTold {
 		s.event("released", l)
@@ -1265,28 +1250,32 @@ func (d *leadState) granted(now int64) []effect {
 
 func (d *leadState) workDone() []effect { return d.end("") }
 
-// workFailed has the kind of the error; isLost: the lease is lost, whatever the error says.
-func (d *leadState) workFailed(now int64, cause string, isLost bool) []effect {
-	if !isLost && !goesOn(cause) {
+// failed is of an acquire, or of the work, and has the kind of the error; isLost: the lease is,
+// whatever the work's error says. An outage is one line of the log; a candidate that has not led
+// tells no event.
+func (d *leadState) failed(now int64, cause string, isLost bool) (effects []effect) {
+	goesOn := []string{"LeaseLost", "LeaseTaken", "TransactionLost", "ConnectionLost", "NoAnswer",
+		"NoConnection", "passing"}
+	switch isOver := !isLost && !slices.Contains(goesOn, cause); {
+	case isOver && d.isLeading:
 		return d.end("work failed")
-	}
-	if now-d.since >= min(d.ttl, 60_000) {
+	case isOver:
+		return d.end(cause)
+	case d.isLeading && now-d.since >= min(d.ttl, 60_000):
 		d.failures = 0
 	}
-	return d.again(now, cause)
-}
-
-func (d *leadState) notGranted(now int64, cause string) []effect {
-	if !goesOn(cause) {
-		return d.end(cause)
+	if d.failures == 0 {
+		effects = append(effects, effect{Log: "leads no more", Code: cause})
+		if d.isLeading {
+			effects = append(effects, effect{Event: "interrupted", Code: cause})
+		}
 	}
-	return d.again(now, cause)
-}
-
-// goesOn tells what a leader goes on after.
-func goesOn(cause string) bool {
-	return slices.Contains([]string{"LeaseLost", "LeaseTaken", "TransactionLost", "ConnectionLost",
-		"NoAnswer", "NoConnection", "passing"}, cause)
+	shortest := max(d.ttl/12, shortestPause)
+	pause := min(shortest<<min(d.failures, 20), longestWait(d.ttl))
+	pause -= pause * d.spread / 4000
+	d.failures++
+	d.isLeading, d.at = false, now+pause
+	return append(effects, effect{Lead: "pause", Pause: pause})
 }
 
 // stop lets the work end by itself.
@@ -1302,23 +1291,6 @@ func (d *leadState) tick(now int64) []effect {
 		return nil
 	}
 	return d.start()
-}
-
-// again is after a pause, which grows. An outage is one line of the log; a candidate that has not
-// led tells no event.
-func (d *leadState) again(now int64, cause string) (effects []effect) {
-	if d.failures == 0 {
-		effects = append(effects, effect{Log: "leads no more", Code: cause})
-		if d.isLeading {
-			effects = append(effects, effect{Event: "interrupted", Code: cause})
-		}
-	}
-	shortest := max(d.ttl/12, shortestPause)
-	pause := min(shortest<<min(d.failures, 20), longestWait(d.ttl))
-	pause -= pause * d.spread / 4000
-	d.failures++
-	d.isLeading, d.at = false, now+pause
-	return append(effects, effect{Lead: "pause", Pause: pause})
 }
 
 func (d *leadState) end(why string) []effect {

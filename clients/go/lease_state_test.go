@@ -210,8 +210,8 @@ func input(t *testing.T, s *leaseStates, d *leadState, now int64, what string, i
 		"start":       func() []effect { d.ttl = o.TTL; return d.start() },
 		"granted":     func() []effect { return d.granted(now) },
 		"work done":   d.workDone,
-		"work failed": func() []effect { return d.workFailed(now, o.Cause, o.Lost) },
-		"not granted": func() []effect { return d.notGranted(now, o.Cause) },
+		"work failed": func() []effect { return d.failed(now, o.Cause, o.Lost) },
+		"not granted": func() []effect { return d.failed(now, o.Cause, false) },
 		"stop":        d.stop,
 		"tick":        func() []effect { return d.tick(now) },
 	}[o.What]
