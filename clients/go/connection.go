@@ -175,23 +175,24 @@ func read(e effect, rows pgx.Rows) (a answer, err error) {
 	var first, second string
 	var remaining, again float64
 	var is bool
-	into := map[string][]any{
-		"acquire": {&a.token, &first, &remaining, &second},
-		"keep":    {&first, &remaining, &again, &second}, "keep_row": {&first, &remaining, &again, &second},
-		"release": {&is}, "undo": {&a.undone},
-	}[e.Do]
-	count := len(e.Names)
+	into, count := []any{&first, &remaining, &again, &second}, len(e.Names)
+	switch e.Do {
+	case "acquire":
+		into, count = []any{&a.token, &first, &remaining, &second}, 1
+	case "release":
+		into = []any{&is}
+	case "undo":
+		into, count = []any{&a.undone}, 1
+	}
 	tag, err := pgx.ForEachRow(rows, into, func() error {
 		switch e.Do {
 		case "acquire":
-			if count = 1; a.token == 0 {
+			if a.token == 0 {
 				a.taken = &taken{first, milliseconds(remaining), second}
 			}
 		case "release":
 			a.released = append(a.released, is)
-		case "undo":
-			count = 1
-		default:
+		case "keep", "keep_row":
 			o := outcome{first, milliseconds(remaining), milliseconds(again), second}
 			a.outcomes = append(a.outcomes, o)
 		}

@@ -25,14 +25,14 @@ type Kind string
 
 // The kinds of errors.
 const (
-	LeaseTaken      Kind = "lease taken"      // somebody else has it: Holder, for Remaining at the most
-	LeaseLost       Kind = "lease lost"       // it is ours no more: stop, and report no failure of the work
-	Refused         Kind = "refused"          // the server refused a write, a guard or a call: SQLState, Detail, Hint
-	TransactionLost Kind = "transaction lost" // nothing of it has landed, unless InDoubt; the lease may be held still
+	LeaseTaken      Kind = "lease taken"      // somebody else has it: Holder, at most for Remaining
+	LeaseLost       Kind = "lease lost"       // it is ours no more: stop, and report no failure
+	Refused         Kind = "refused"          // a write, a guard or a call: SQLState, Detail, Hint
+	TransactionLost Kind = "transaction lost" // nothing has landed, unless InDoubt; the lease may live
 	NotInstalled    Kind = "not installed"    // the extension is not there, or not on the search_path
 	NotGranted      Kind = "not granted"      // the role may not use the lease
 	NoConnection    Kind = "no connection"    // to the server, in time: nothing was sent
-	NoAnswer        Kind = "no answer"        // of the server, in time: with InDoubt a grant may be there
+	NoAnswer        Kind = "no answer"        // in time: with InDoubt a grant may be there
 	Closed          Kind = "closed"           // the fence is
 )
 
@@ -95,7 +95,9 @@ func lostBy(reason Reason, advice string, names ...string) *Error {
 	return told
 }
 
-func takenBy(holder string, left time.Duration, waitsFor string, cause error, names ...string) *Error {
+func takenBy(
+	holder string, left time.Duration, waitsFor string, cause error, names ...string,
+) *Error {
 	told := tell(LeaseTaken, cause, "the lease %s is taken", strings.Join(names, ", "))
 	told.Names, told.Holder, told.Remaining, told.WaitsFor = names, holder, left, waitsFor
 	if holder != "" {
@@ -146,7 +148,7 @@ func (a *acquire) unanswered(kind Kind, e effect, message string) *Error {
 	told := tell(kind, nil, "%s", message)
 	if told.InDoubt, told.SQLState = e.InDoubt, e.SQLState; a.cause != nil {
 		told.message += ": " + a.cause.Error()
-		if !isAnyOf(a.cause, context.Canceled, context.DeadlineExceeded) {
+		if !isOfContext(a.cause) {
 			told.cause = a.cause
 		}
 	}
@@ -155,6 +157,10 @@ func (a *acquire) unanswered(kind Kind, e effect, message string) *Error {
 
 func isAnyOf(err error, targets ...error) bool {
 	return slices.ContainsFunc(targets, func(target error) bool { return errors.Is(err, target) })
+}
+
+func isOfContext(err error) bool {
+	return isAnyOf(err, context.Canceled, context.DeadlineExceeded)
 }
 
 // serverError is that of pgx or of lib/pq.
@@ -176,8 +182,8 @@ func stateOf(err error) string {
 // may open it; else "misconfigured".
 func codeOfOpening(err error) string {
 	var network net.Error
-	state, mayPass := stateOf(err), sessionEnded(err) || errors.As(err, &network) || errors.Is(err, context.Canceled)
-	switch {
+	mayPass := sessionEnded(err) || errors.As(err, &network) || errors.Is(err, context.Canceled)
+	switch state := stateOf(err); {
 	case state != "":
 		return state
 	case mayPass && !neverOpens(err):
@@ -186,7 +192,7 @@ func codeOfOpening(err error) string {
 	return "misconfigured"
 }
 
-// neverOpens tells that the driver says of all its tries that no other one will open the connection.
+// neverOpens tells that the driver says of all its tries that no other one will succeed.
 func neverOpens(err error) bool {
 	switch err := err.(type) {
 	case nil:
@@ -207,12 +213,12 @@ func sessionEnded(err error) bool {
 	if state := stateOf(err); state != "" {
 		// Idle in transaction, transaction_timeout, terminated, crashed, starting, idle, too many
 		// connections.
-		return strings.Contains("25P03 25P04 57P01 57P02 57P03 57P05 53300", state) || strings.HasPrefix(state, "08")
+		return isOf(state, "25P03", "25P04", "57P01", "57P02", "57P03", "57P05", "53300", "08")
 	}
 	var network *net.OpError
 	var connecting *pgconn.ConnectError
 	var ofHTTP *url.Error
-	isOurs := !isAnyOf(err, context.Canceled, context.DeadlineExceeded) && !errors.As(err, &ofHTTP) && !neverOpens(err)
+	isOurs := !isOfContext(err) && !errors.As(err, &ofHTTP) && !neverOpens(err)
 	return isOurs && (pgconn.SafeToRetry(err) ||
 		pgconn.Timeout(err) || errors.As(err, &network) || errors.As(err, &connecting) ||
 		isAnyOf(err, io.ErrUnexpectedEOF, driver.ErrBadConn, sql.ErrConnDone))
@@ -221,19 +227,20 @@ func sessionEnded(err error) bool {
 // isInterrupted tells what comes of a context that has ended: lib/pq returns the server's answer to
 // its cancel.
 func isInterrupted(err error) bool {
-	return stateOf(err) == "57014" || isAnyOf(err, context.Canceled, context.DeadlineExceeded, sql.ErrTxDone, pgx.ErrTxClosed)
+	isOver := isAnyOf(err, sql.ErrTxDone, pgx.ErrTxClosed)
+	return isOver || isOfContext(err) || stateOf(err) == "57014"
 }
 
 // typed is what an error means, of one of our own statements or of the work's.
 func typed(err error, isOfWork bool, role string) error {
 	var told *Error
 	state := stateOf(err)
-	isOf := func(class string) bool { return strings.HasPrefix(state, class) }
 	switch {
-	case errors.As(err, &told), isOfWork && !isOf("PF"), state == "55P03":
+	case errors.As(err, &told), isOfWork && !isOf(state, "PF"), state == "55P03":
 	case state == "42883", state == "3F000":
-		return tell(NotInstalled, err, "pg_fence is not installed in this database, or not on the search_path: "+
-			"CREATE EXTENSION pg_fence, or name the schema that it is in, pgfence.InSchema(…) (%v)", err)
+		return tell(NotInstalled, err, "pg_fence is not installed in this database, or not on the "+
+			"search_path: CREATE EXTENSION pg_fence, or name the schema that it is in, "+
+			"pgfence.InSchema(…) (%v)", err)
 	case state == "42501":
 		role, level, message := cmp.Or(role, "…"), "", err.Error()
 		if strings.Contains(message, "lease_adopt") {
@@ -244,7 +251,7 @@ func typed(err error, isOfWork bool, role string) error {
 			remedy = anotherRole
 		}
 		return tell(NotGranted, err, "the role %s may not use the lease: %v; %s", role, err, remedy)
-	case slices.ContainsFunc([]string{"PF", "22", "55", "0A", "53"}, isOf):
+	case isOf(state, "PF", "22", "55", "0A", "53"):
 		return refused(err, state)
 	}
 	return err
@@ -255,7 +262,8 @@ const anotherRole = "a lease is used by the role that acquired it, and by its me
 	"where login roles change, let all of them act as one role (options=-c role=…, or SET ROLE)"
 
 func failedInside(cause error) error {
-	return tell(TransactionLost, cause, "a statement of the transaction has failed, and all of it is rolled back")
+	const message = "a statement of the transaction has failed, and all of it is rolled back"
+	return tell(TransactionLost, cause, message)
 }
 
 func endedInside() error {

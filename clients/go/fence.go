@@ -59,11 +59,11 @@ func New[S Source](source S, settings ...Setting) *Fence {
 
 // Options are how a lease is asked for.
 type Options struct {
-	TTL      time.Duration // how long it is held without a renewal: 30 s unless it is given, and at least 100 ms
+	TTL      time.Duration // how long it is held without a renewal: 30 s unless given, 100 ms or more
 	Wait     time.Duration // how long to wait for it, where somebody else has it
-	Holder   string        // is shown in the view of all leases; unless it is given, it is unique for each call
+	Holder   string        // is shown in the view of all leases; else it is unique for each call
 	Reclaim  bool          // where that Holder has it already, it gets a new grant at once
-	Session  bool          // it ends with its connection, too; not through a pooler in transaction mode
+	Session  bool          // it ends with its connection, too; no pooler in transaction mode then
 	Shared   bool          // others may have it shared at the same time
 	Slots    int           // how many may have it at the same time; 0 is 1
 	Metadata any           // is shown in the view, too, as JSON
@@ -82,7 +82,8 @@ func (o Options) acquire(names []string) (*acquire, error) {
 	case o.Reclaim && o.Holder == "":
 		return nil, errors.New("pgfence: Reclaim takes a Holder: whose lease is it?")
 	case len(names) > 1 && (o.Shared || o.Slots > 1 || o.Reclaim):
-		return nil, errors.New("pgfence: several names at once are exclusive: no Shared, Slots or Reclaim")
+		return nil, errors.New("pgfence: several names at once are exclusive: " +
+			"no Shared, Slots or Reclaim")
 	}
 	if o.Metadata != nil {
 		text, err := json.Marshal(o.Metadata)
@@ -224,9 +225,10 @@ func causeOf(err error) string {
 	switch {
 	case isAnyOf(err, LeaseLost, LeaseTaken, TransactionLost, NoAnswer):
 		return "LeaseLost"
-	case isTold && told.Kind == NoConnection && (told.cause == nil || codeOfOpening(told.cause) == "connect"):
+	case isTold && told.Kind == NoConnection &&
+		(told.cause == nil || codeOfOpening(told.cause) == "connect"):
 		return "NoConnection"
-	case state == "PF001", state == "PF004":
+	case isOf(state, "PF001", "PF004"):
 		// The next renewal tells.
 		return "LeaseLost"
 	case sessionEnded(err):

@@ -30,7 +30,8 @@ func (s schema) acquire(e effect, o Options) statement {
 	const taken = ` AS granted LEFT JOIN LATERAL (
 			SELECT i.holder, extract(epoch FROM i.remaining)::float8 AS remaining, i.state
 			FROM unnest($1::text[]) AS n(name), lease_info(n.name) AS i
-			WHERE granted IS NULL AND (i.state IN ('held', 'uncommitted') OR cardinality(i.blocking_pids) > 0)
+			WHERE granted IS NULL
+				AND (i.state IN ('held', 'uncommitted') OR cardinality(i.blocking_pids) > 0)
 			ORDER BY i.remaining DESC NULLS LAST LIMIT 1) AS taken ON true`
 	ttl := interval(o.TTL.Milliseconds())
 	if len(e.Names) != 1 {

@@ -142,8 +142,8 @@ func onSQL(from SQL, work SQLWork) opening {
 			t.commit = func(context.Context) error { return tx.Commit() }
 			t.rollback = func(context.Context) error { return tx.Rollback() }
 		default:
-			err = fmt.Errorf("pgfence: %T begins no transactions: this takes an *sql.DB, *sql.Conn or *sql.Tx",
-				from)
+			err = fmt.Errorf("pgfence: %T begins no transactions: "+
+				"this takes an *sql.DB, *sql.Conn or *sql.Tx", from)
 		}
 		if err != nil {
 			t.end()
@@ -218,7 +218,9 @@ func (o *Holding) GuardSQL(ctx context.Context, db SQL, work SQLWork, last ...La
 }
 
 // Guard is [Holding.Guard] by several leases at once.
-func (f *Fence) Guard(ctx context.Context, conn Pgx, leases Leases, work PgxWork, last ...Last) error {
+func (f *Fence) Guard(
+	ctx context.Context, conn Pgx, leases Leases, work PgxWork, last ...Last,
+) error {
 	return (&Holding{h: f.h, leases: leases}).Guard(ctx, conn, work, last...)
 }
 
@@ -261,7 +263,7 @@ func (g *guard) run(last []Last) error {
 		g.h.renew(g.ctx, g.leases)
 		_, err = g.once()
 	}
-	if state := stateOf(err); state == "PF001" || state == "PF004" {
+	if isOf(stateOf(err), "PF001", "PF004") {
 		// The next renewal tells whether they are lost.
 		g.h.suspect(g.leases)
 	}
@@ -334,7 +336,9 @@ func (g *guard) once() (isInner bool, err error) {
 	case err == nil:
 		last, isDone = "committed", true
 	default:
-		if err = g.told(err, t.isBroken(err), t.role); isInDoubt(err) {
+		err = g.told(err, t.isBroken(err), t.role)
+		var told *Error
+		if errors.As(err, &told) && told.InDoubt {
 			last = "in doubt"
 		}
 	}
@@ -411,24 +415,16 @@ func (g *guard) asks(
 // pairs are names and tokens in a form that every driver can send.
 func (g *guard) pairs(leases Leases) string {
 	all := []map[string]any{}
-	add := func(names []string, token int64) {
-		for _, name := range names {
-			all = append(all, map[string]any{"name": name, "token": token, "holder": g.holder})
-		}
+	if len(g.leases) == 0 {
+		all = append(all, map[string]any{"name": g.names[0], "token": g.token, "holder": g.holder})
 	}
 	for _, l := range leases {
-		add(l.names, l.token)
-	}
-	if len(g.leases) == 0 {
-		add(g.names, g.token)
+		for _, name := range l.names {
+			all = append(all, map[string]any{"name": name, "token": l.token})
+		}
 	}
 	text, _ := json.Marshal(all)
 	return string(text)
-}
-
-func isInDoubt(err error) bool {
-	var told *Error
-	return errors.As(err, &told) && told.InDoubt
 }
 
 // told is what an error means, in a transaction that was broken off by it, or not. One of a commit
@@ -436,8 +432,7 @@ func isInDoubt(err error) bool {
 func (g *guard) told(err error, isBroken bool, role string) error {
 	state, own := stateOf(err), g.ctx.Err()
 	// The server has ended an idle transaction before it read the commit.
-	inDoubt := g.at == committing && state != "25P03" && state != "25P04"
-	isOfContext := isAnyOf(err, context.Canceled, context.DeadlineExceeded)
+	inDoubt := g.at == committing && !isOf(state, "25P03", "25P04")
 	loss := errors.Join(g.check(g.held()), context.Cause(g.until))
 	var told *Error
 	switch {
@@ -448,7 +443,7 @@ func (g *guard) told(err error, isBroken bool, role string) error {
 		again := *told
 		again.cause, again.InDoubt = err, inDoubt
 		return &again
-	case inDoubt && (isBroken || isInterrupted(err)), isBroken && own == nil && !isOfContext:
+	case inDoubt && (isBroken || isInterrupted(err)), isBroken && own == nil && !isOfContext(err):
 		// Else it is by a context of the work's own.
 		cause := errors.Join(own, err)
 		told = tell(TransactionLost, cause, "the session has ended under the transaction: %v", err)
@@ -458,7 +453,7 @@ func (g *guard) told(err error, isBroken bool, role string) error {
 		if own != nil && !errors.Is(err, own) {
 			return fmt.Errorf("%w: %w", own, err)
 		}
-	case g.at == beginning && len(g.leases) == 0 && (state == "22004" || state == "PF004"):
+	case g.at == beginning && len(g.leases) == 0 && isOf(state, "22004", "PF004"):
 		// NULL from lease_adopt: an older number is guarded. PF004 from it: another holder has
 		// adopted this number.
 		holder, _ := refused(err, state).Detail["holder"].(string)
