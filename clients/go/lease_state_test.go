@@ -89,7 +89,8 @@ func (v vector) play(t *testing.T) {
 	}
 }
 
-// isLike tells whether all that is expected is there, in full; what is missing is 0, false or empty.
+// isLike tells whether all that is expected is there, in full; what is missing is 0, false or
+// empty.
 func isLike(is, expected map[string]any) bool {
 	for key, value := range expected {
 		some, _ := is[key].([]any)

@@ -1,4 +1,5 @@
-// The worker of the scenarios in Go: does what it reads, a JSON object a line, and says what became of it.
+// The worker of the scenarios in Go: does what it reads, a JSON object a line, and says what became
+// of it.
 //
 // Its orders and answers are the same for the clients of all languages, and written down in
 // clients/new-language.md.
@@ -37,13 +38,14 @@ var kinds = map[pgfence.Kind]string{
 
 // claim takes the row of the table run, if nobody holds it.
 const claim = `UPDATE run SET held_until = clock_timestamp() + $1 * interval '1 ms' WHERE id = (
-		SELECT id FROM run WHERE held_until IS NULL OR held_until < clock_timestamp() FOR UPDATE SKIP LOCKED)
+		SELECT id FROM run WHERE held_until IS NULL OR held_until < clock_timestamp()
+		FOR UPDATE SKIP LOCKED)
 	RETURNING fence`
 
 var (
 	errWork       = errors.New("an error of the work's own")
 	errRolledBack = errors.New("rolled back, as told")
-	errHeld       = &pgfence.Error{Kind: pgfence.LeaseLost, Reason: pgfence.ReasonGone, Names: []string{"job"}}
+	errHeld       = &pgfence.Error{Kind: pgfence.LeaseLost}
 	background    = context.Background()
 )
 
@@ -91,7 +93,9 @@ type worker struct {
 func main() {
 	ctx, cancel := signal.NotifyContext(background, syscall.SIGTERM)
 	defer cancel()
-	w := &worker{table: "work", lines: make(chan order), crowd: map[string]bool{}, how: make(chan string, 1)}
+	w := &worker{
+		table: "work", lines: make(chan order), crowd: map[string]bool{}, how: make(chan string, 1),
+	}
 	go w.read()
 	first := <-w.lines
 	w.url = fmt.Sprintf("postgresql://%s@%s:%d/%s?application_name=%s&connect_timeout=2",
@@ -179,7 +183,8 @@ func (w *worker) tell(event pgfence.Event) {
 	if event.Kind == "lost" {
 		say("lost", said{"name": event.Names[0], "reason": event.Reason})
 	} else if event.Kind == "renewed" && !ofCrowd {
-		say("renewed", said{"token": event.Token, "deadline": time.Now().Add(event.Remaining).UnixMilli()})
+		deadline := time.Now().Add(event.Remaining)
+		say("renewed", said{"token": event.Token, "deadline": deadline.UnixMilli()})
 	}
 }
 
@@ -316,14 +321,17 @@ func (w *worker) ends() {
 func (w *worker) claim(o order) (event string, more said, err error) {
 	w.ends()
 	var token int64
-	err = w.connected("", func(conn *pgx.Conn) error { return conn.QueryRow(background, claim, o.TTL).Scan(&token) })
+	err = w.connected("", func(conn *pgx.Conn) error {
+		return conn.QueryRow(background, claim, o.TTL).Scan(&token)
+	})
 	if errors.Is(err, pgx.ErrNoRows) {
 		return "taken", nil, nil
 	}
 	if err != nil {
 		return "", nil, err
 	}
-	lease, err := w.fence.KeepRow(background, "run", map[string]any{"id": 1}, token, pgfence.RowOptions{TTL: ms(o.TTL)})
+	key, options := map[string]any{"id": 1}, pgfence.RowOptions{TTL: ms(o.TTL)}
+	lease, err := w.fence.KeepRow(background, "run", key, token, options)
 	if err != nil {
 		return "", nil, err
 	}
@@ -337,7 +345,8 @@ func (w *worker) acquire(o order) (event string, more said, err error) {
 	ctx, cancel := within(background, o)
 	defer cancel()
 	lease, err := w.fence.Acquire(ctx, o.Names, pgfence.Options{
-		TTL: ms(o.TTL), Wait: ms(o.Wait), Holder: o.Holder, Reclaim: o.Reclaim, Session: o.Session, Shared: o.Shared, Slots: o.Slots,
+		TTL: ms(o.TTL), Wait: ms(o.Wait), Holder: o.Holder, Reclaim: o.Reclaim,
+		Session: o.Session, Shared: o.Shared, Slots: o.Slots,
 	})
 	if errors.Is(err, pgfence.LeaseTaken) {
 		return "taken", nil, nil
@@ -415,9 +424,13 @@ func (w *worker) unfenced(o order) (event string, more said, err error) {
 }
 
 // steps are a transaction of what it reads, until "commit" or "rollback".
-func (w *worker) steps(begun string, guard func(*pgx.Conn, pgfence.PgxWork) error) (event string, more said, err error) {
+func (w *worker) steps(
+	begun string, guard func(*pgx.Conn, pgfence.PgxWork) error,
+) (event string, more said, err error) {
 	return "", nil, w.connected("", func(conn *pgx.Conn) error {
-		return told(guard(conn, func(ctx context.Context, tx pgx.Tx) error { return w.transaction(ctx, begun, tx) }))
+		return told(guard(conn, func(ctx context.Context, tx pgx.Tx) error {
+			return w.transaction(ctx, begun, tx)
+		}))
 	})
 }
 
