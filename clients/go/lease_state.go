@@ -1078,30 +1078,29 @@ func (s *leaseStates) undoFailed(u *undo, code string) {
 // What is given back
 
 func (s *leaseStates) giveBack(l *leaseState, isInDoubt bool) {
-	g := &giveBack{
-		leases: []*leaseState{l}, at: s.now, until: s.now + s.patience(l.ttl),
-		isInDoubt: isInDoubt || l.isEnding || l.resting > 0 || l.touched > 0,
-	}
-	g.isAlone = g.isInDoubt || l.table != ""
+	isInDoubt = isInDoubt || l.isEnding || l.resting > 0 || l.touched > 0
 	if !l.request.Session {
 		l.link = nil
 	}
 	if l.state != lost {
 		l.state = releasing
 	}
-	s.giveBacks = append(s.giveBacks, g)
+	s.giveBacks = append(s.giveBacks, &giveBack{
+		leases: []*leaseState{l}, at: s.now, until: s.now + s.patience(l.ttl),
+		isInDoubt: isInDoubt, isAlone: isInDoubt,
+	})
 }
 
 func (s *leaseStates) isReleaseDue(g *giveBack) bool { return g.at <= s.now && !g.isCalling }
 
-// together are the releases that go in one call.
+// together are the releases that go in one call; those of rows, in one for each table.
 func (s *leaseStates) together(first *giveBack) *giveBack {
 	if first.isAlone {
 		return first
 	}
 	var some []*giveBack
 	for _, g := range s.giveBacks {
-		if !g.isAlone && s.isReleaseDue(g) {
+		if !g.isAlone && s.isReleaseDue(g) && g.leases[0].table == first.leases[0].table {
 			some = append(some, g)
 		}
 	}
@@ -1161,18 +1160,18 @@ func (s *leaseStates) givenBack(g *giveBack) {
 
 func (s *leaseStates) releaseFailed(g *giveBack, code string, isOpening bool) {
 	g.isInDoubt = g.isInDoubt || !isOpening && isDoubtful(code)
-	if !isLocked(code) && !isOfConnection(code) || s.now >= g.until {
+	// An error of the statement may be of one of them.
+	isOfOne := len(g.leases) > 1 && !isOfConnection(code)
+	if !isOfOne && !isLocked(code) && !isOfConnection(code) || s.now >= g.until {
 		s.givenBack(g)
 		return
 	}
 	pause := max(shortestPause, (g.until-s.now)/4)
-	// At once where the connection had only ended before, and one by one where a lock is in the
-	// way.
-	if g.tries++; g.tries == 1 && (!isLocked(code) || len(g.leases) > 1) || code == "unsent" {
+	// At once where the connection had only ended before, and one by one where one is in the way.
+	if g.tries++; isOfOne || g.tries == 1 && isOfConnection(code) || code == "unsent" {
 		pause = 0
 	}
-	g.at = s.now + pause
-	if isLocked(code) {
+	if g.at = s.now + pause; isOfOne {
 		s.giveBacks = without(s.giveBacks, g)
 		for _, l := range g.leases {
 			one := *g
