@@ -3,8 +3,9 @@
 --
 -- They run with the rights of their caller, and write with its search_path: the triggers of the table expect that path,
 -- and the values of a key are compared by the operator that the caller's own UPDATE would find. Everything else is looked
--- up among Postgres's own objects, and no body calls a function of the extension (3_fence.sql says why). pg_fence_lite has
--- them from this file, too, which may be run again.
+-- up among Postgres's own objects, and no body calls a function of the extension (3_fence.sql says why). The types of
+-- variables are qualified, because PL/pgSQL looks them up once, when the first caller's path is in force. pg_fence_lite has
+-- the functions from this file, too, which may be run again.
 
 CREATE OR REPLACE FUNCTION lease_keep_rows(
     relation     regclass,
@@ -19,117 +20,148 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE COST 1000 ROWS 10
 AS $lease_keep_rows$
 #variable_conflict use_column
 DECLARE
-    path CONSTANT text := pg_catalog.current_setting('search_path');
-    safe_path CONSTANT text := pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
-    shown CONSTANT text := coalesce(current_setting('pg_fence.token', true), '');
+    path CONSTANT pg_catalog.text := pg_catalog.current_setting('search_path');
+    safe_path CONSTANT pg_catalog.text := pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
+    shown CONSTANT pg_catalog.text := coalesce(current_setting('pg_fence.token', true), '');
     pairs CONSTANT integer := cardinality(keys);
-    fault CONSTANT text := CASE
+    fault CONSTANT pg_catalog.text := CASE
         WHEN relation IS NULL OR fence_column IS NULL OR deadline IS NULL OR num_nulls(VARIADIC key_columns) IS DISTINCT FROM 0
           OR num_nulls(VARIADIC keys) + num_nulls(VARIADIC tokens) + num_nulls(VARIADIC ttls) IS DISTINCT FROM 0 THEN '22004'
-        WHEN cardinality(tokens) <> pairs OR cardinality(ttls) <> pairs OR pairs > 10000 OR key_columns = '{}' OR (
+        WHEN cardinality(tokens) <> pairs OR cardinality(ttls) <> pairs OR pairs > 10000 OR key_columns = '{}' OR 0 >= ANY (tokens)
+          OR num_nonnulls(array_length(keys, 2), array_length(tokens, 2), array_length(ttls, 2)) > 0
+          OR array_lower(keys, 1) <> 1 OR array_lower(tokens, 1) <> 1 OR array_lower(ttls, 1) <> 1 OR (
             SELECT bool_or(CASE jsonb_typeof(k) WHEN 'array' THEN jsonb_array_length(k) <> cardinality(key_columns) ELSE true END)
               FROM unnest(keys) AS k) THEN '22023' END;
     kept CONSTANT integer := 1;
     lost CONSTANT integer := 2;
     later CONSTANT integer := 3;
     refused CONSTANT integer := 4;
-    typed_values text;
-    is_the_row text;
+    is_managed boolean;
+    place pg_catalog.text;
+    strength pg_catalog.text;
+    typed_values pg_catalog.text;
+    is_the_row pg_catalog.text;
     together integer;
     first integer := 1;
     last integer;
-    places bigint[];
+    ns bigint[];
+    versions pg_catalog.text[];
     outcomes integer[];
     spans interval[];
-    failure text;
+    failure pg_catalog.text;
 BEGIN
     IF fault IS NOT NULL THEN
         RAISE EXCEPTION USING ERRCODE = fault, DETAIL = '{"argument": "keys"}',
             MESSAGE = 'keys, tokens and ttls must be as many, at most 10000, and not NULL; a key has a value for each column',
             HINT = 'Give a key like ["7"], a token and a ttl for each row.';
     END IF;
-    SELECT string_agg(format('pg_catalog.jsonb_array_element_text(g.key, %s)::%s AS k%1$s', c.n,
-                             coalesce(format_type(a.atttypid, -1), 'text')), ', '),
-           string_agg(format('r.%I = g.k%s', c.name, c.n), ' AND ')
-             || format(' AND r.%I OPERATOR(pg_catalog.=) g.token', fence_column)
-      INTO typed_values, is_the_row
-      FROM (SELECT u.name, (u.n - 1)::integer AS n FROM unnest(key_columns) WITH ORDINALITY AS u (name, n)) AS c
-      LEFT JOIN pg_attribute a ON a.attrelid = relation AND a.attname = c.name AND a.attnum > 0 AND NOT a.attisdropped;
     -- A managed table reads the token from the setting, so its rows are renewed one by one. (Of pg_fence_lite the first line
     -- of the trigger's function has the arguments.)
-    SELECT CASE WHEN bool_or(starts_with(p.prosrc, format('-- [%s, "managed"', to_jsonb(fence_column))) OR position(
-                    convert_to(fence_column, getdatabaseencoding()) || decode('006d616e6167656400', 'hex') IN t.tgargs) = 1)
-                THEN 1 ELSE pairs END
-      INTO together
-      FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid AND starts_with(p.proname, 'fenced') WHERE t.tgrelid = relation
-    HAVING count(*) > 0;
-    IF together IS NULL THEN
+    SELECT bool_or(starts_with(p.prosrc, format('-- [%s, "managed"', to_jsonb(fence_column))) OR position(
+               convert_to(fence_column, getdatabaseencoding()) || decode('006d616e6167656400', 'hex') IN t.tgargs) = 1)
+      INTO is_managed
+      FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid AND starts_with(p.proname, 'fenced') WHERE t.tgrelid = relation;
+    IF is_managed IS NULL THEN
         RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('cannot keep rows of %s: it is not fenced', relation),
             DETAIL = jsonb_build_object('relation', relation::text),
             HINT = format('Its owner calls fence_protect(%L, deadline => %L).', relation, deadline);
     END IF;
+    -- An UPDATE of a column of a unique index takes the stronger lock, for which it would wait.
+    SELECT format('%I.%I', n.nspname, c.relname), CASE WHEN EXISTS (
+               SELECT FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey)
+                WHERE i.indrelid = c.oid AND i.indisunique AND a.attname IN (fence_column, deadline)) THEN 'UPDATE' ELSE 'NO KEY UPDATE' END
+      INTO place, strength
+      FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = relation;
+    -- A value of a domain is read as of its base type, like a constant in the caller's own UPDATE.
+    WITH RECURSIVE part (n, name, type, collated) AS (
+        SELECT c.n - 1, c.name, a.atttypid, a.attcollation FROM unnest(key_columns) WITH ORDINALITY AS c (name, n)
+          LEFT JOIN pg_attribute a ON a.attrelid = relation AND a.attname = c.name AND a.attnum > 0 AND NOT a.attisdropped
+        UNION ALL
+        SELECT p.n, p.name, t.typbasetype, p.collated FROM part p JOIN pg_type t ON t.oid = p.type WHERE t.typtype = 'd')
+    SELECT string_agg(format('pg_catalog.jsonb_array_element_text(g.key, %s)::%s%s AS k%1$s', p.n,
+                             coalesce(quote_ident(s.nspname) || '.' || quote_ident(t.typname), 'pg_catalog.text'),
+                             (SELECT format(' COLLATE %I.%I', l.nspname, o.collname) FROM pg_collation o
+                                JOIN pg_namespace l ON l.oid = o.collnamespace WHERE o.oid = p.collated)), ', '),
+           string_agg(format('r.%I = g.k%s', p.name, p.n), ' AND ') || format(' AND r.%I OPERATOR(pg_catalog.=) g.token', fence_column)
+      INTO typed_values, is_the_row
+      FROM part p LEFT JOIN pg_type t ON t.oid = p.type LEFT JOIN pg_namespace s ON s.oid = t.typnamespace
+     WHERE t.typtype IS DISTINCT FROM 'd';
 
+    together := CASE WHEN is_managed THEN 1 ELSE pairs END;
     WHILE first <= pairs LOOP
         last := least(first + together - 1, pairs);
         BEGIN
-            PERFORM set_config('pg_fence.token', tokens[first]::text, true), set_config('search_path', path, true);
+            PERFORM set_config('pg_fence.token', tokens[first]::text, true) WHERE is_managed;
+            PERFORM set_config('search_path', path, true);
             -- A row that is locked is passed over: nothing waits, and no row holds up another. A row that is not the
             -- caller's any more is not written, because the trigger would refuse it, and all others with it. (The planner
             -- expects one row of each part: a join of two would compare each row of one with each of the other. A subquery,
-            -- unlike a join, is looked up by the key, whatever the planner expects of the table.)
+            -- unlike a join, is looked up by the key, whatever the planner expects of the table.) A row that is given twice is
+            -- written once, after all have been locked.
             EXECUTE pg_catalog.format($statement$
                 WITH given AS MATERIALIZED (
-                    SELECT pg_catalog.rank() OVER (ORDER BY g.key, g.token) AS place, g.token, g.ttl, %1$s
-                      FROM ROWS FROM (pg_catalog.unnest($1), pg_catalog.unnest($2), pg_catalog.unnest($3)) AS g (key, token, ttl)),
+                    SELECT g.n, g.token, g.ttl, %1$s FROM ROWS FROM (pg_catalog.unnest($1), pg_catalog.unnest($2), pg_catalog.unnest($3))
+                           WITH ORDINALITY AS g (key, token, ttl, n)),
                 mine AS MATERIALIZED (
-                    SELECT g.*, r.%4$I AS deadline FROM %3$s AS r JOIN given AS g ON %2$s FOR NO KEY UPDATE OF r SKIP LOCKED),
+                    SELECT g.*, pg_catalog.concat(r.tableoid, r.ctid) AS version, r.%4$I AS deadline
+                      FROM %3$s AS r JOIN given AS g ON %2$s FOR %6$s OF r SKIP LOCKED),
                 kept AS (
                     UPDATE %3$s AS r SET %4$I = pg_catalog.clock_timestamp() OPERATOR(pg_catalog.+) g.ttl, %5$I = g.token
-                      FROM mine AS g WHERE %2$s AND g.deadline OPERATOR(pg_catalog.>) pg_catalog.clock_timestamp()
-                    RETURNING g.place, r.%4$I AS deadline)
-                SELECT pg_catalog.array_agg(a.place), pg_catalog.array_agg(a.outcome),
+                      FROM (SELECT DISTINCT ON (m.version) m.* FROM mine AS m ORDER BY m.version) AS g
+                     WHERE %2$s AND g.deadline OPERATOR(pg_catalog.>) pg_catalog.clock_timestamp()
+                    RETURNING g.version, r.%4$I AS deadline)
+                SELECT pg_catalog.array_agg(a.n), pg_catalog.array_agg(a.version), pg_catalog.array_agg(a.outcome),
                        pg_catalog.array_agg(a.deadline OPERATOR(pg_catalog.-) pg_catalog.clock_timestamp())
-                  FROM (SELECT k.place, $4, k.deadline FROM kept AS k
-                        UNION ALL SELECT m.place, $5, NULL FROM mine AS m
-                        UNION ALL SELECT g.place, $6, (SELECT pg_catalog.max(r.%4$I) FROM %3$s AS r WHERE %2$s) FROM given AS g
-                       ) AS a (place, outcome, deadline)
-                $statement$, typed_values, is_the_row, relation, deadline, fence_column)
-               INTO places, outcomes, spans USING keys[first:last], tokens[first:last], ttls[first:last], kept, lost, later;
+                  FROM (SELECT NULL::pg_catalog.int8, k.version, $4, k.deadline FROM kept AS k
+                        UNION ALL SELECT m.n, m.version, $5, m.deadline FROM mine AS m
+                        UNION ALL SELECT g.n, NULL, $6, (SELECT pg_catalog.max(r.%4$I) FROM %3$s AS r WHERE %2$s) FROM given AS g
+                       ) AS a (n, version, outcome, deadline)
+                $statement$, typed_values, is_the_row, place, deadline, fence_column, strength)
+               INTO ns, versions, outcomes, spans USING keys[first:last], tokens[first:last], ttls[first:last], kept, lost, later;
             PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
             failure := NULL;
         EXCEPTION WHEN OTHERS THEN
             -- An error of the server is raised, and so is one of the only row, unless its write was refused. Of several
-            -- rows each is asked for by itself. (To a client 42883 means that pg_fence is missing. Here it is an operator
-            -- or a function of the table's.)
+            -- rows it is one's, which is looked for in halves. (To a client 42883 means that pg_fence is missing. Here it is an
+            -- operator or a function of the table's.)
             IF pairs = 1 AND SQLSTATE = '42883' THEN
                 RAISE EXCEPTION USING ERRCODE = '42804', MESSAGE = format('cannot keep a row of %s: %s', relation, SQLERRM),
                     DETAIL = jsonb_build_object('relation', relation::text),
                     HINT = 'A column of the key needs an operator =, and the deadline is a timestamptz.';
             ELSIF SQLSTATE ~ '^(08|25|53|57|58|XX)' OR pairs = 1 AND SQLSTATE !~ '^PF' THEN
                 RAISE;
-            ELSIF last > first THEN
-                together := 1;
+            ELSIF last > first AND SQLSTATE <> '55P03' THEN
+                together := (last - first + 1) / 2;
                 CONTINUE;
             END IF;
-            places := '{1}';
-            outcomes := ARRAY[CASE WHEN SQLSTATE ~ '^PF' THEN lost WHEN SQLSTATE = '42501' THEN refused ELSE later END];
-            spans := NULL;
             failure := SQLSTATE;
+            ns := NULL;
+            versions := NULL;
+            outcomes := NULL;
+            spans := NULL;
         END;
         RETURN QUERY
+        WITH answer AS (SELECT a.* FROM unnest(ns, versions, outcomes, spans) AS a (n, version, outcome, span))
         SELECT g.key, g.token, ('{kept,lost,later,refused}'::text[])[o.outcome], CASE WHEN o.outcome <> lost THEN o.span END,
                CASE WHEN o.outcome = kept THEN least(o.span / 3, '1 day')
                     WHEN o.outcome = later AND o.span IS NOT NULL THEN greatest(o.span / 10, '10 ms') END,
                CASE WHEN o.outcome = later THEN coalesce(failure, '55P03') WHEN o.outcome = refused THEN failure END
-          FROM (SELECT rank() OVER (ORDER BY u.key, u.token) AS place, u.* FROM ROWS FROM (
-                    unnest(keys[first:last]), unnest(tokens[first:last])) WITH ORDINALITY AS u (key, token, n)) AS g
-          LEFT JOIN (SELECT DISTINCT ON (s.place) s.* FROM unnest(places, outcomes, spans) AS s (place, outcome, span)
-                      WHERE s.outcome <> later OR s.span IS NOT NULL OR failure IS NOT NULL ORDER BY s.place, s.outcome) AS s ON s.place = g.place
-         CROSS JOIN LATERAL (SELECT coalesce(s.outcome, lost), CASE WHEN s.span < '0' THEN '0' ELSE s.span END) AS o (outcome, span)
+          FROM ROWS FROM (unnest(keys[first:last]), unnest(tokens[first:last])) WITH ORDINALITY AS g (key, token, n)
+          LEFT JOIN answer AS m ON m.n = g.n AND m.outcome = lost
+          LEFT JOIN answer AS k ON k.version = m.version AND k.outcome = kept
+          LEFT JOIN answer AS s ON s.n = g.n AND s.outcome = later
+         CROSS JOIN LATERAL (SELECT CASE WHEN failure ~ '^PF' THEN lost WHEN failure = '42501' THEN refused WHEN failure <> '' THEN later
+                    WHEN k.span IS NOT NULL THEN kept
+                    -- A trigger of the table has passed over the write of a row that is held.
+                    WHEN m.n IS NOT NULL THEN CASE WHEN k.version IS NULL AND m.span > '0' THEN later ELSE lost END
+                    WHEN s.span IS NOT NULL THEN later ELSE lost END,
+                coalesce(k.span, CASE WHEN s.span < '0' THEN '0' ELSE s.span END)) AS o (outcome, span)
          ORDER BY g.n;
         first := last + 1;
+        together := CASE WHEN is_managed THEN 1 ELSE 2 * together END;
     END LOOP;
-    PERFORM set_config('pg_fence.token', shown, true), set_config('search_path', path, true);
+    PERFORM set_config('pg_fence.token', shown, true) WHERE is_managed;
+    PERFORM set_config('search_path', path, true);
 END
 $lease_keep_rows$;
 
@@ -148,34 +180,54 @@ CREATE OR REPLACE FUNCTION lease_guard_row(
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE COST 1000
 AS $lease_guard_row$
 DECLARE
-    path CONSTANT text := pg_catalog.current_setting('search_path');
-    safe_path CONSTANT text := pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
-    shown CONSTANT text := coalesce(current_setting('pg_fence.token', true), '');
-    fault CONSTANT text := CASE
-        WHEN relation IS NULL OR key IS NULL OR token IS NULL OR fence_column IS NULL OR deadline IS NULL
-          OR num_nulls(VARIADIC key_columns) IS DISTINCT FROM 0 THEN '22004'
-        WHEN key_columns = '{}' OR CASE jsonb_typeof(key) WHEN 'array' THEN jsonb_array_length(key) <> cardinality(key_columns) ELSE true END
-        THEN '22023' END;
-    is_the_key text;
+    path CONSTANT pg_catalog.text := pg_catalog.current_setting('search_path');
+    safe_path CONSTANT pg_catalog.text := pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
+    shown CONSTANT pg_catalog.text := coalesce(current_setting('pg_fence.token', true), '');
+    fault CONSTANT pg_catalog.text := CASE
+        WHEN num_nulls(relation, key, token, fence_column, deadline) + num_nulls(VARIADIC key_columns) IS DISTINCT FROM 0 THEN '22004'
+        WHEN token < 1 OR key_columns = '{}' OR CASE jsonb_typeof(key)
+            WHEN 'array' THEN jsonb_array_length(key) <> cardinality(key_columns) ELSE true END THEN '22023' END;
+    is_managed boolean;
+    place pg_catalog.text;
+    is_the_key pg_catalog.text;
     written integer;
 BEGIN
     IF fault IS NOT NULL THEN
         RAISE EXCEPTION USING ERRCODE = fault, DETAIL = '{"argument": "key"}',
             MESSAGE = 'key and token must not be NULL; a key has a value for each column', HINT = 'Give a key like ["7"] and a token.';
     END IF;
-    SELECT string_agg(format('r.%I = (pg_catalog.jsonb_array_element_text($1, %s))::%s', c.name, c.n - 1,
-                             coalesce(format_type(a.atttypid, -1), 'text')), ' AND ')
+    SELECT bool_or(starts_with(p.prosrc, format('-- [%s, "managed"', to_jsonb(fence_column))) OR position(
+               convert_to(fence_column, getdatabaseencoding()) || decode('006d616e6167656400', 'hex') IN t.tgargs) = 1)
+      INTO is_managed
+      FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid AND starts_with(p.proname, 'fenced') WHERE t.tgrelid = relation;
+    IF is_managed IS NULL THEN
+        RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('cannot guard a row of %s: it is not fenced', relation),
+            DETAIL = jsonb_build_object('relation', relation::text),
+            HINT = format('Its owner calls fence_protect(%L, deadline => %L).', relation, deadline);
+    END IF;
+    SELECT format('%I.%I', n.nspname, c.relname) INTO place
+      FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = relation;
+    WITH RECURSIVE part (n, name, type, collated) AS (
+        SELECT c.n - 1, c.name, a.atttypid, a.attcollation FROM unnest(key_columns) WITH ORDINALITY AS c (name, n)
+          LEFT JOIN pg_attribute a ON a.attrelid = relation AND a.attname = c.name AND a.attnum > 0 AND NOT a.attisdropped
+        UNION ALL
+        SELECT p.n, p.name, t.typbasetype, p.collated FROM part p JOIN pg_type t ON t.oid = p.type WHERE t.typtype = 'd')
+    SELECT string_agg(format('r.%I = (pg_catalog.jsonb_array_element_text($1, %s))::%s%s', p.name, p.n,
+                             coalesce(quote_ident(s.nspname) || '.' || quote_ident(t.typname), 'pg_catalog.text'),
+                             (SELECT format(' COLLATE %I.%I', l.nspname, o.collname) FROM pg_collation o
+                                JOIN pg_namespace l ON l.oid = o.collnamespace WHERE o.oid = p.collated)), ' AND ')
       INTO is_the_key
-      FROM unnest(key_columns) WITH ORDINALITY AS c (name, n)
-      LEFT JOIN pg_attribute a ON a.attrelid = relation AND a.attname = c.name AND a.attnum > 0 AND NOT a.attisdropped;
-    PERFORM set_config('pg_fence.token', token::text, true), set_config('search_path', path, true);
+      FROM part p LEFT JOIN pg_type t ON t.oid = p.type LEFT JOIN pg_namespace s ON s.oid = t.typnamespace
+     WHERE t.typtype IS DISTINCT FROM 'd';
+    PERFORM set_config('pg_fence.token', token::text, true) WHERE is_managed;
+    PERFORM set_config('search_path', path, true);
     EXECUTE pg_catalog.format('UPDATE %1$s AS r SET %2$I = $2 WHERE %4$s AND r.%2$I OPERATOR(pg_catalog.=) $2 AND r.%3$I IS NOT NULL',
-        relation, fence_column, deadline, is_the_key) USING key, token;
+        place, fence_column, deadline, is_the_key) USING key, token;
     GET DIAGNOSTICS written = ROW_COUNT;
     PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
-    PERFORM set_config('pg_fence.token', shown, true) WHERE written = 0;
+    PERFORM set_config('pg_fence.token', CASE WHEN written > 0 THEN token::text ELSE shown END, true) WHERE written > 0 OR is_managed;
     PERFORM set_config('search_path', path, true);
-    RETURN CASE WHEN written > 0 THEN token END;
+    RETURN CASE WHEN written OPERATOR(pg_catalog.>) 0 THEN token END;
 END
 $lease_guard_row$;
 
@@ -194,17 +246,21 @@ CREATE OR REPLACE FUNCTION lease_release_rows(
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE COST 1000 ROWS 10
 AS $lease_release_rows$
 DECLARE
-    path CONSTANT text := pg_catalog.current_setting('search_path');
-    safe_path CONSTANT text := pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
-    shown CONSTANT text := coalesce(current_setting('pg_fence.token', true), '');
+    path CONSTANT pg_catalog.text := pg_catalog.current_setting('search_path');
+    safe_path CONSTANT pg_catalog.text := pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
+    shown CONSTANT pg_catalog.text := coalesce(current_setting('pg_fence.token', true), '');
     pairs CONSTANT integer := cardinality(keys);
-    fault CONSTANT text := CASE
+    fault CONSTANT pg_catalog.text := CASE
         WHEN relation IS NULL OR fence_column IS NULL OR deadline IS NULL OR num_nulls(VARIADIC key_columns) IS DISTINCT FROM 0
           OR num_nulls(VARIADIC keys) + num_nulls(VARIADIC tokens) IS DISTINCT FROM 0 THEN '22004'
-        WHEN cardinality(tokens) <> pairs OR pairs > 10000 OR key_columns = '{}' OR (
+        WHEN cardinality(tokens) <> pairs OR pairs > 10000 OR key_columns = '{}' OR 0 >= ANY (tokens)
+          OR num_nonnulls(array_length(keys, 2), array_length(tokens, 2)) > 0
+          OR array_lower(keys, 1) <> 1 OR array_lower(tokens, 1) <> 1 OR (
             SELECT bool_or(CASE jsonb_typeof(k) WHEN 'array' THEN jsonb_array_length(k) <> cardinality(key_columns) ELSE true END)
               FROM unnest(keys) AS k) THEN '22023' END;
-    is_the_key text;
+    is_managed boolean;
+    place pg_catalog.text;
+    is_the_key pg_catalog.text;
     written integer;
 BEGIN
     IF fault IS NOT NULL THEN
@@ -212,20 +268,41 @@ BEGIN
             MESSAGE = 'keys and tokens must be as many, at most 10000, and not NULL; a key has a value for each column',
             HINT = 'Give a key like ["7"] and a token for each row.';
     END IF;
-    SELECT string_agg(format('r.%I = (pg_catalog.jsonb_array_element_text($1, %s))::%s', c.name, c.n - 1,
-                             coalesce(format_type(a.atttypid, -1), 'text')), ' AND ')
+    SELECT bool_or(starts_with(p.prosrc, format('-- [%s, "managed"', to_jsonb(fence_column))) OR position(
+               convert_to(fence_column, getdatabaseencoding()) || decode('006d616e6167656400', 'hex') IN t.tgargs) = 1)
+      INTO is_managed
+      FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid AND starts_with(p.proname, 'fenced') WHERE t.tgrelid = relation;
+    IF is_managed IS NULL THEN
+        RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('cannot release rows of %s: it is not fenced', relation),
+            DETAIL = jsonb_build_object('relation', relation::text),
+            HINT = format('Its owner calls fence_protect(%L, deadline => %L).', relation, deadline);
+    END IF;
+    SELECT format('%I.%I', n.nspname, c.relname) INTO place
+      FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = relation;
+    WITH RECURSIVE part (n, name, type, collated) AS (
+        SELECT c.n - 1, c.name, a.atttypid, a.attcollation FROM unnest(key_columns) WITH ORDINALITY AS c (name, n)
+          LEFT JOIN pg_attribute a ON a.attrelid = relation AND a.attname = c.name AND a.attnum > 0 AND NOT a.attisdropped
+        UNION ALL
+        SELECT p.n, p.name, t.typbasetype, p.collated FROM part p JOIN pg_type t ON t.oid = p.type WHERE t.typtype = 'd')
+    SELECT string_agg(format('r.%I = (pg_catalog.jsonb_array_element_text($1, %s))::%s%s', p.name, p.n,
+                             coalesce(quote_ident(s.nspname) || '.' || quote_ident(t.typname), 'pg_catalog.text'),
+                             (SELECT format(' COLLATE %I.%I', l.nspname, o.collname) FROM pg_collation o
+                                JOIN pg_namespace l ON l.oid = o.collnamespace WHERE o.oid = p.collated)), ' AND ')
       INTO is_the_key
-      FROM unnest(key_columns) WITH ORDINALITY AS c (name, n)
-      LEFT JOIN pg_attribute a ON a.attrelid = relation AND a.attname = c.name AND a.attnum > 0 AND NOT a.attisdropped;
-    FOR place IN 1..pairs LOOP
-        PERFORM set_config('pg_fence.token', tokens[place]::text, true), set_config('search_path', path, true);
-        EXECUTE pg_catalog.format('UPDATE %1$s AS r SET %2$I = $2, %3$I = NULL WHERE %4$s AND r.%2$I OPERATOR(pg_catalog.=) $2 AND r.%3$I IS NOT NULL',
-            relation, fence_column, deadline, is_the_key) USING keys[place], tokens[place];
+      FROM part p LEFT JOIN pg_type t ON t.oid = p.type LEFT JOIN pg_namespace s ON s.oid = t.typnamespace
+     WHERE t.typtype IS DISTINCT FROM 'd';
+    FOR n IN 1..pairs LOOP
+        PERFORM set_config('pg_fence.token', tokens[n]::text, true) WHERE is_managed;
+        PERFORM set_config('search_path', path, true);
+        EXECUTE pg_catalog.format(
+            'UPDATE %1$s AS r SET %2$I = $2, %3$I = NULL WHERE %4$s AND r.%2$I OPERATOR(pg_catalog.=) $2 AND r.%3$I IS NOT NULL',
+            place, fence_column, deadline, is_the_key) USING keys[n], tokens[n];
         GET DIAGNOSTICS written = ROW_COUNT;
         PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
-        RETURN QUERY SELECT tokens[place] WHERE written > 0 UNION ALL SELECT NULL WHERE written = 0;
+        RETURN QUERY SELECT tokens[n] WHERE written > 0 UNION ALL SELECT NULL WHERE written = 0;
     END LOOP;
-    PERFORM set_config('pg_fence.token', shown, true), set_config('search_path', path, true);
+    PERFORM set_config('pg_fence.token', shown, true) WHERE is_managed;
+    PERFORM set_config('search_path', path, true);
 END
 $lease_release_rows$;
 

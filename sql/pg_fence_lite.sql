@@ -948,7 +948,6 @@ COMMENT ON FUNCTION uninstall IS 'takes pg_fence_lite away, leases and all';
 DO $close$
 DECLARE
  definers text[] := '{claim,settle,write_trigger}';  -- run with the owner's rights, as do the granted calls
- called text[] := '{check_write,check_row}';  -- are called by triggers, which have set the search_path
  closed text[] := '{attempt,change,vet,draw,identity,move_on,nobody_waits,put_function,renew,sweep}';
 BEGIN
  -- Revokes what default privileges have granted to roles (Supabase).
@@ -964,7 +963,7 @@ BEGIN
  GRANT SELECT ON SEQUENCE fence.token_seq TO PUBLIC;
  EXECUTE (SELECT string_agg(format(format('ALTER FUNCTION %%1$s SECURITY %1$s%2$s; %3$s PUBLIC',
    CASE WHEN c.is_given OR p.proname = ANY (definers) THEN 'DEFINER' ELSE 'INVOKER' END,
-   CASE WHEN p.prosqlbody IS NULL AND p.proname <> ALL (closed || called) AND p.proname !~ '^lease_.+_rows?$'
+   CASE WHEN p.prosqlbody IS NULL AND p.proname <> ALL (closed) AND p.proname !~ '^lease_.+_rows?$'
     THEN ' SET search_path = pg_catalog, fence_lite, pg_temp' END,
    CASE WHEN c.is_given OR p.proname = ANY (closed || '{fence_grant,fence_revoke,uninstall}'::text[])
    THEN 'REVOKE ALL ON FUNCTION %1$s FROM' ELSE 'GRANT EXECUTE ON FUNCTION %1$s TO' END), p.oid::regprocedure), '; ')
