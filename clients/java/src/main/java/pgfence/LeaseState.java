@@ -82,7 +82,7 @@ final class LeaseState {
         long wait;
         String asker, holder;
         Object table;
-        List<String> names = new ArrayList<>();
+        final List<String> names = new ArrayList<>();
         final List<Long> tokens = new ArrayList<>();
         private long sent, until;
         private Link link;
@@ -96,6 +96,12 @@ final class LeaseState {
             this.limit = limit;
             senders.add(sender);
             senders.addAll(grants);
+        }
+
+        private Call(String verb, Request r, long limit) {
+            this(verb, r, List.of(), limit);
+            names.addAll(r.names);
+            holder = r.options.holder;
         }
     }
 
@@ -247,9 +253,7 @@ final class LeaseState {
         /** It waits for the end of an outage. */
         boolean isOut;
 
-        int series = 1;
         Doubt doubt;
-        Undo undoing;
         Grant grant;
 
         Request(String id, List<String> names, Options options, long now) {
@@ -275,29 +279,11 @@ final class LeaseState {
         }
 
         boolean isDue(long now) {
-            return isIdle() && undoing == null && at <= now;
+            return isIdle() && at <= now;
         }
 
         boolean reclaims() {
             return options.reclaim || isOne() && !options.isShared() && options.isOwnHolder;
-        }
-
-        String holder() {
-            return series < 2 ? options.holder : options.holder + "/" + series;
-        }
-    }
-
-    /** Releases what an acquire in doubt may have been granted. */
-    private static final class Undo extends Sender {
-        final Request request;
-        final String holder;
-        final Doubt doubt;
-
-        Undo(Request request, long now) {
-            this.request = request;
-            holder = request.holder();
-            doubt = request.doubt;
-            at = now;
         }
     }
 
@@ -306,7 +292,10 @@ final class LeaseState {
 
     private final Map<String, Grant> grants = new LinkedHashMap<>();
     private final Map<String, Request> requests = new LinkedHashMap<>();
-    private final List<Undo> undos = new ArrayList<>();
+
+    /** Acquires that have ended in doubt: what they may have been granted is released. */
+    private final List<Request> undos = new ArrayList<>();
+
     private final List<Grant> giveBacks = new ArrayList<>();
     private final Map<Integer, Call> calls = new LinkedHashMap<>();
     private final Map<Integer, Link> links = new TreeMap<>();
@@ -448,7 +437,7 @@ final class LeaseState {
         }
         switch (c.verb) {
             case "acquire" -> acquireAnswered(c, (Request) c.sender, answer);
-            case "undo" -> undoAnswered((Undo) c.sender, answer.number);
+            case "undo" -> undoAnswered((Request) c.sender, answer.number);
             case "release" -> eachOf(c, answer.outcomes).forEach(this::releaseAnswered);
             default -> keepAnswered(c, eachOf(c, answer.outcomes));
         }
@@ -563,9 +552,7 @@ final class LeaseState {
             }
         }
         for (Request r : requests.values().stream().filter(Request::isIdle).toList()) {
-            if (r.undoing != null && now >= r.until) {
-                finish(r, noAnswer());
-            } else if (now >= r.until + LONGEST_QUEUE) {
+            if (now >= r.until + LONGEST_QUEUE) {
                 finish(r, new Reply("NoConnection"));
             }
         }
@@ -578,14 +565,10 @@ final class LeaseState {
                 .filter(r -> r.isAside() && r.isDue(now))
                 .toList()
                 .forEach(this::ask);
-        for (Undo u : undos) {
-            if (u.call != null || u.at > now) {
-                continue;
+        for (Request r : undos) {
+            if (r.call == null && r.at <= now) {
+                start(new Call("undo", r, ownLimit(r.ttl)), r);
             }
-            Call c = new Call("undo", u, List.of(), ownLimit(u.request.ttl));
-            c.names = u.request.names;
-            c.holder = u.holder;
-            start(c, u);
         }
         all().stream().filter(g -> g.isAside() && g.isDue(now)).forEach(g -> keep(List.of(g), g));
         if (shared.call == null) {
@@ -761,7 +744,7 @@ final class LeaseState {
         }
         switch (c.verb) {
             case "acquire" -> acquireFailed(c, (Request) c.sender, code, isOpening);
-            case "undo" -> undoFailed((Undo) c.sender, code);
+            case "undo" -> undoFailed((Request) c.sender, code);
             case "release" -> c.grants.forEach(g -> releaseFailed(c, g, code, isOpening));
             default -> keepFailed(c, code, isOpening);
         }
@@ -930,10 +913,8 @@ final class LeaseState {
         long wait = r.isAside() && r.isOne() ? max(0, min(r.until - now, PORTION)) : 0;
         long limit = ownLimit(r.ttl);
         limit = r.isAside() ? wait + limit : min(limit, limit(NEVER));
-        Call c = new Call("acquire", r, List.of(), limit);
+        Call c = new Call("acquire", r, limit);
         c.asker = r.id;
-        c.names = r.names;
-        c.holder = r.holder();
         c.wait = wait;
         c.reclaim = r.options.reclaim || r.doubt != null && r.reclaims();
         start(c, r.isAside() ? r : shared);
@@ -947,7 +928,7 @@ final class LeaseState {
             return;
         }
         // By its own first call, whose answer was lost.
-        boolean isOwn = r.doubt != null && r.holder().equals(taken.holder);
+        boolean isOwn = r.doubt != null && r.options.holder.equals(taken.holder);
         if (r.doubt != null && !isOwn && now >= r.doubt.until) {
             r.doubt = null;
         }
@@ -1026,8 +1007,13 @@ final class LeaseState {
         if (!r.isOver || r.call != null) {
             return;
         }
-        undoDoubt(r);
         hangUp(r);
+        // What may have been granted is released, if the holder is nobody else's.
+        if (r.doubt != null && r.options.isOwnHolder && !isDone) {
+            r.at = now;
+            r.tries = 0;
+            undos.add(r);
+        }
     }
 
     private void acquireFailed(Call c, Request r, String code, boolean isOpening) {
@@ -1043,7 +1029,8 @@ final class LeaseState {
         boolean isConflict = isConflict(code), mayPass = isConflict || isOfConnection(code);
         long until = isConflict ? max(r.until, r.begun + patience(r.ttl)) : r.until;
         long pause = spread(growing(r.tries, isConflict ? TRY_AGAIN : longestWait(r.ttl)), spread);
-        boolean isStuck = r.doubt != null && !r.options.isOwnHolder && !r.options.reclaim;
+        // Nobody else's grant would be taken over: what there may be is undone, or ends at its ttl.
+        boolean isStuck = r.doubt != null && !r.reclaims();
         if (r.doubt != null && r.reclaims() && r.tries == 1 && isOfConnection(code)) {
             r.at = now;
             return;
@@ -1055,15 +1042,7 @@ final class LeaseState {
         if (!isConflict) {
             waitsForOutage(r, code);
         }
-        if (r.doubt != null && !r.reclaims()) {
-            // It is undone before the next try, by another holder, whose grant a late undo does not
-            // meet.
-            r.at = now;
-            r.undoing = undoDoubt(r);
-            r.series++;
-        } else {
-            r.at = now + min(pause, max(1, until - now));
-        }
+        r.at = now + min(pause, max(1, until - now));
     }
 
     /** Tells an outage once, however many wait for its end. */
@@ -1096,41 +1075,26 @@ final class LeaseState {
         return reply;
     }
 
-    /** Has what may have been granted be released, if the holder is nobody else's. */
-    private Undo undoDoubt(Request r) {
-        if (r.doubt == null || !r.options.isOwnHolder || isDone) {
-            return null;
-        }
-        Undo u = new Undo(r, now);
-        undos.add(u);
-        r.doubt = null;
-        return u;
-    }
-
-    private void undoAnswered(Undo u, long released) {
+    private void undoAnswered(Request r, long released) {
         // The call that it is about may still come.
-        u.at = min(now + TRY_AGAIN, u.doubt.until);
-        if (released > 0 || now >= u.doubt.until) {
-            forget(u);
-        }
-        if (u.request.undoing == u) {
-            u.request.undoing = null;
-            u.request.at = now;
+        r.at = min(now + TRY_AGAIN, r.doubt.until);
+        if (released > 0 || now >= r.doubt.until) {
+            undone(r);
         }
     }
 
-    private void undoFailed(Undo u, String code) {
+    private void undoFailed(Request r, String code) {
         boolean isUnsent = code.equals("unsent");
-        u.at = isUnsent ? now : now + spread(growing(++u.tries, LONGEST_PAUSE), spread);
-        boolean mayPass = isOfConnection(code) || isLocked(code) || code.equals("panicked");
-        if (!mayPass || u.at >= u.doubt.sent + u.request.ttl) {
-            forget(u);
+        r.at = isUnsent ? now : now + spread(growing(++r.tries, LONGEST_PAUSE), spread);
+        boolean mayPass = passes(code) || code.equals("panicked");
+        if (!mayPass || r.at >= r.doubt.sent + r.ttl) {
+            undone(r);
         }
     }
 
-    private void forget(Undo u) {
-        undos.remove(u);
-        hangUp(u);
+    private void undone(Request r) {
+        undos.remove(r);
+        hangUp(r);
     }
 
     // What is given back
@@ -1141,7 +1105,7 @@ final class LeaseState {
         g.call = null;
         g.until = now + patience(g.ttl);
         g.isInDoubt = isInDoubt || g.isEnding || g.rests();
-        g.isAlone = g.isInDoubt || g.table != null;
+        g.isAlone = g.isInDoubt;
         if (!g.isSession) {
             hangUp(g);
         }
@@ -1149,9 +1113,12 @@ final class LeaseState {
         giveBacks.add(g);
     }
 
-    /** Those that are queued go together. */
+    /** Those that are queued go together; those of rows, for each table. */
     private void sendRelease(Grant first) {
-        Stream<Grant> due = giveBacks.stream().filter(g -> !g.isAlone && g.isReleaseDue(now));
+        Stream<Grant> due =
+                giveBacks.stream()
+                        .filter(g -> !g.isAlone && g.isReleaseDue(now))
+                        .filter(g -> Objects.equals(g.table, first.table));
         List<Grant> some =
                 first.isAlone
                         ? List.of(first)
@@ -1187,17 +1154,22 @@ final class LeaseState {
     }
 
     private void releaseFailed(Call c, Grant g, String code, boolean isOpening) {
-        boolean isLocked = isLocked(code);
+        boolean isOfConnection = isOfConnection(code);
         g.isInDoubt |= !isOpening && isDoubtful(code);
-        if (now >= g.until || !isLocked && !isOfConnection(code)) {
+        // An error of the statement may be of one of them: then each goes by itself.
+        boolean isOfOne = c.grants.size() > 1 && !isOpening && !isOfConnection;
+        if (now >= g.until || !isOfOne && !isLocked(code) && !isOfConnection) {
             givenBack(g, UNCONFIRMED);
             return;
         }
-        // At once if the connection had only ended before, and one by one if a lock is in the way.
-        boolean isFirst = ++g.tries == 1 && (!isLocked || c.grants.size() > 1);
-        long pause = max(SHORTEST_PAUSE, (g.until - now) / 4);
-        g.at = isFirst || code.equals("unsent") ? now : now + pause;
-        g.isAlone |= isLocked;
+        boolean isAtOnce = isOfOne || isOfConnection && g.tries == 0 || code.equals("unsent");
+        g.at = isAtOnce ? now : now + max(SHORTEST_PAUSE, (g.until - now) / 4);
+        g.tries++;
+        if (isOfOne) {
+            g.isAlone = true;
+            giveBacks.remove(g);
+            giveBacks.add(g);
+        }
     }
 
     // Ends
