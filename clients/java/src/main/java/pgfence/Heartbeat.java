@@ -60,7 +60,6 @@ final class Heartbeat {
         final List<String> names;
 
         final Statements.Table table;
-        final Options options;
         final CompletableFuture<Reply> answer = new CompletableFuture<>();
 
         /** The error of a call, and the role of its connection, if that could be opened. */
@@ -71,10 +70,9 @@ final class Heartbeat {
         /** What it has got. */
         volatile Lease lease;
 
-        Acquire(List<String> names, Statements.Table table, Options options) {
+        Acquire(List<String> names, Statements.Table table) {
             this.names = names;
             this.table = table;
-            this.options = options;
         }
     }
 
@@ -267,11 +265,10 @@ final class Heartbeat {
         One one = call.open ? new One(call.on) : connections.get(call.on);
         connections.put(call.on, one);
         // What confirms a lease is its acquire's as well.
-        String asker = call.grants.isEmpty() ? call.asker : call.grants.get(0).key;
-        Acquire acquire = acquires.getOrDefault(asker, new Acquire(call.names, null, null));
+        Acquire acquire = acquires.getOrDefault(call.asker, new Acquire(call.names, null));
         Statements.Statement statement =
                 switch (call.verb) {
-                    case "acquire" -> statements.acquire(call, acquire.options);
+                    case "acquire" -> statements.acquire(call);
                     case "undo" -> statements.undo(call);
                     case "release" -> statements.release(call);
                     default -> statements.keep(call);
@@ -374,13 +371,13 @@ final class Heartbeat {
     /** Null if it was to stop before. */
     Lease acquire(List<String> names, Options o, CountDownLatch stop)
             throws SQLException, InterruptedException {
-        Acquire acquire = new Acquire(names, null, o);
+        Acquire acquire = new Acquire(names, null);
         return await(acquire, stop, (states, id) -> states.acquire(id, names, o));
     }
 
     Lease keepRow(Statements.Table table, String row, long token, Options o)
             throws SQLException, InterruptedException {
-        Acquire acquire = new Acquire(List.of(table.name(), row), table, o);
+        Acquire acquire = new Acquire(List.of(table.name(), row), table);
         return await(acquire, NEVER, (states, id) -> states.keepRow(id, row, o, table, token));
     }
 

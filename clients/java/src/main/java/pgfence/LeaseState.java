@@ -78,30 +78,27 @@ final class LeaseState {
         final String verb;
         final long limit;
         final List<Grant> grants;
+        final String asker, holder;
+
+        /** The table of all, if they are rows. */
+        final Object table;
+
         boolean open, reclaim;
         long wait;
-        String asker, holder;
-        Object table;
         final List<String> names = new ArrayList<>();
         final List<Long> tokens = new ArrayList<>();
         private long sent, until;
         private Link link;
-        private final Sender sender;
-        private final List<Sender> senders = new ArrayList<>();
+        private final List<Sender> senders;
 
-        private Call(String verb, Sender sender, List<Grant> grants, long limit) {
+        private Call(String verb, List<Grant> grants, long limit) {
             this.verb = verb;
-            this.sender = sender;
             this.grants = grants;
             this.limit = limit;
-            senders.add(sender);
-            senders.addAll(grants);
-        }
-
-        private Call(String verb, Request r, long limit) {
-            this(verb, r, List.of(), limit);
-            names.addAll(r.names);
-            holder = r.options.holder;
+            asker = grants.get(0).key;
+            holder = grants.get(0).options.holder;
+            table = grants.get(0).table;
+            senders = new ArrayList<>(grants);
         }
     }
 
@@ -123,6 +120,7 @@ final class LeaseState {
     record Answer(Long number, Taken taken, List<Outcome> outcomes) {}
 
     enum State {
+        ASKING,
         CONFIRMING,
         HELD,
         RELEASING,
@@ -150,23 +148,40 @@ final class LeaseState {
         int tries;
         Call call;
         Link link;
+
+        boolean isReady(long by) {
+            return call == null && at <= by;
+        }
     }
 
-    /** A lease that was granted. */
+    /** A call that was sent, and had no answer, may still be carried out until then. */
+    private record Doubt(long sent, long until) {}
+
+    /** An acquire, and the lease that is granted to it. */
     static final class Grant extends Sender {
-        final Request request;
         final String key;
+        final List<String> names;
+        final Options options;
+        final long ttl, begun;
 
         /** The table of a row lease, whatever the shell knows it by. */
         final Object table;
 
-        final List<String> names;
-        final long token, ttl;
-        final boolean isSession;
-        State state = State.CONFIRMING;
+        State state = State.ASKING;
+        long token, deadline, atMost = NEVER;
         Reason reason;
         String advice;
-        long deadline, atMost = NEVER;
+
+        /** The acquire is answered; it waits for the end of an outage. */
+        boolean isOver, isOut;
+
+        Doubt doubt;
+
+        /**
+         * When its wait ends; or, if it is given back, the attempts: a loss can no more be told
+         * from their answers.
+         */
+        long until;
 
         /** How many last transactions are under way, and transactions that have the row locked. */
         int resting, touched;
@@ -177,27 +192,20 @@ final class LeaseState {
          */
         boolean isEnding, isTold, isAnswered = true;
 
-        /** Given back in no statement with others. */
-        boolean isAlone;
+        /** It may be released already; it is given back in no statement with others. */
+        boolean isInDoubt, isAlone;
 
         /** Names that the server may hold still after a loss. */
         List<String> rest = List.of();
 
-        /**
-         * When the attempts to give it back end; and a loss can no more be told from its answers.
-         */
-        long until;
-
-        boolean isInDoubt;
-
-        private Grant(Request request, long token, Object table) {
-            this.request = request;
-            this.token = token;
+        private Grant(String key, List<String> names, Options options, Object table, long now) {
+            this.key = key;
+            this.names = names;
+            this.options = options;
             this.table = table;
-            key = request.id;
-            names = request.names;
-            ttl = request.ttl;
-            isSession = request.options.session;
+            ttl = options.ttl;
+            begun = at = now;
+            until = now + min(options.wait, NEVER);
         }
 
         boolean isHeld() {
@@ -208,20 +216,29 @@ final class LeaseState {
             return isHeld() || state == State.CONFIRMING;
         }
 
+        private boolean isOne() {
+            return names.size() == 1;
+        }
+
+        /** Its acquire may wait, or make a session lease: on a connection of its own. */
+        private boolean isAside() {
+            return options.session || options.wait > 0 && isOne();
+        }
+
+        private boolean reclaims() {
+            return options.reclaim || isOne() && !options.isShared() && options.isOwnHolder;
+        }
+
         private boolean rests() {
             return resting > 0 || touched > 0;
         }
 
         private boolean isDue(long by) {
-            return isAlive() && !rests() && call == null && at <= by;
-        }
-
-        private boolean isReleaseDue(long now) {
-            return call == null && at <= now;
+            return isAlive() && !rests() && isReady(by);
         }
 
         /** It is confirmed over the connection that has granted it. */
-        private boolean isAside() {
+        private boolean isConfirmedAside() {
             return state == State.CONFIRMING && isOpen(link);
         }
 
@@ -240,63 +257,14 @@ final class LeaseState {
         }
     }
 
-    /** A call that was sent, and had no answer, may still be carried out until then. */
-    private record Doubt(long sent, long until) {}
-
-    static final class Request extends Sender {
-        final String id;
-        final List<String> names;
-        final Options options;
-        final long ttl, begun, until;
-        boolean isOver;
-
-        /** It waits for the end of an outage. */
-        boolean isOut;
-
-        Doubt doubt;
-        Grant grant;
-
-        Request(String id, List<String> names, Options options, long now) {
-            this.id = id;
-            this.names = names;
-            this.options = options;
-            ttl = options.ttl;
-            begun = at = now;
-            until = now + min(options.wait, NEVER);
-        }
-
-        boolean isOne() {
-            return names.size() == 1;
-        }
-
-        /** Its calls may wait, or make a session lease: on a connection of its own. */
-        boolean isAside() {
-            return options.session || options.wait > 0 && isOne();
-        }
-
-        boolean isIdle() {
-            return call == null && grant == null;
-        }
-
-        boolean isDue(long now) {
-            return isIdle() && at <= now;
-        }
-
-        boolean reclaims() {
-            return options.reclaim || isOne() && !options.isShared() && options.isOwnHolder;
-        }
-    }
-
     /** Between 0 and 1000: makes the pauses of clients differ. */
     private final long spread;
 
-    private final Map<String, Grant> grants = new LinkedHashMap<>();
-    private final Map<String, Request> requests = new LinkedHashMap<>();
+    /** What is granted; acquires without an answer; those that have ended in doubt. */
+    private final Map<String, Grant> grants = new LinkedHashMap<>(),
+            requests = new LinkedHashMap<>();
 
-    /** Acquires that have ended in doubt: what they may have been granted is released. */
-    private final List<Request> undos = new ArrayList<>();
-
-    private final List<Grant> giveBacks = new ArrayList<>();
+    private final List<Grant> undos = new ArrayList<>(), giveBacks = new ArrayList<>();
     private final Map<Integer, Call> calls = new LinkedHashMap<>();
     private final Map<Integer, Link> links = new TreeMap<>();
 
@@ -315,21 +283,25 @@ final class LeaseState {
 
     // What the program asks: each of these is an input, within a step
 
-    Request acquire(String id, List<String> names, Options options) {
-        Request r = new Request(id, names, options, now);
-        requests.put(id, r);
-        if (closedAt < NEVER) {
-            finish(r, new Reply("Closed"));
-        }
-        return r;
+    void acquire(String id, List<String> names, Options options) {
+        ask(id, names, options, null);
     }
 
     /** A row that the program has claimed, at a time that is not known. */
     void keepRow(String id, String row, Options options, Object table, long token) {
-        Request r = acquire(id, List.of(row), options);
-        if (!r.isOver) {
-            granted(r, token, now - r.ttl, table);
+        Grant g = ask(id, List.of(row), options, table);
+        if (!g.isOver) {
+            granted(g, token, now - g.ttl);
         }
+    }
+
+    private Grant ask(String id, List<String> names, Options options, Object table) {
+        Grant g = new Grant(id, names, options, table, now);
+        requests.put(id, g);
+        if (closedAt < NEVER) {
+            finish(g, new Reply("Closed"));
+        }
+        return g;
     }
 
     void giveUp(String id) {
@@ -436,8 +408,8 @@ final class LeaseState {
             hangUp(c.link);
         }
         switch (c.verb) {
-            case "acquire" -> acquireAnswered(c, (Request) c.sender, answer);
-            case "undo" -> undoAnswered((Request) c.sender, answer.number);
+            case "acquire" -> acquireAnswered(c, c.grants.get(0), answer);
+            case "undo" -> undoAnswered(c.grants.get(0), answer.number);
             case "release" -> eachOf(c, answer.outcomes).forEach(this::releaseAnswered);
             default -> keepAnswered(c, eachOf(c, answer.outcomes));
         }
@@ -492,14 +464,14 @@ final class LeaseState {
         calls.values().forEach(c -> times.add(c.until));
         giveBacks.forEach(g -> times.add(isFree && g.call == null ? min(g.at, g.until) : g.until));
         undos.stream().filter(u -> u.call == null).forEach(u -> times.add(u.at));
-        for (Request r : requests.values().stream().filter(Request::isIdle).toList()) {
-            times.add(r.until + LONGEST_QUEUE);
-            times.add(r.isDue(NEVER) && (r.isAside() || isFree) ? r.at : NEVER);
+        for (Grant g : asking()) {
+            times.add(g.until + LONGEST_QUEUE);
+            times.add(g.isAside() || isFree ? g.at : NEVER);
         }
         for (Grant g : alive()) {
             times.add(min(g.atMost, now + LOOK_AGAIN));
             times.add(g.touched == 0 ? g.deadline : NEVER);
-            times.add(g.isDue(NEVER) && (g.isAside() || isFree) ? g.at : NEVER);
+            times.add(g.isDue(NEVER) && (g.isConfirmedAside() || isFree) ? g.at : NEVER);
         }
         times.add(isDone ? NEVER : closedAt + CLOSING);
         long next = Collections.min(times);
@@ -551,9 +523,9 @@ final class LeaseState {
                 givenBack(g, UNCONFIRMED);
             }
         }
-        for (Request r : requests.values().stream().filter(Request::isIdle).toList()) {
-            if (now >= r.until + LONGEST_QUEUE) {
-                finish(r, new Reply("NoConnection"));
+        for (Grant g : asking()) {
+            if (now >= g.until + LONGEST_QUEUE) {
+                finish(g, new Reply("NoConnection"));
             }
         }
     }
@@ -561,16 +533,13 @@ final class LeaseState {
     // Calls: one at a time on the shared connection, where none waits for anybody
 
     private void send() {
-        requests.values().stream()
-                .filter(r -> r.isAside() && r.isDue(now))
-                .toList()
-                .forEach(this::ask);
-        for (Request r : undos) {
-            if (r.call == null && r.at <= now) {
-                start(new Call("undo", r, ownLimit(r.ttl)), r);
-            }
-        }
-        all().stream().filter(g -> g.isAside() && g.isDue(now)).forEach(g -> keep(List.of(g), g));
+        asking().stream().filter(g -> g.isAside() && g.at <= now).forEach(this::ask);
+        undos.stream()
+                .filter(g -> g.isReady(now))
+                .forEach(g -> start(new Call("undo", List.of(g), ownLimit(g.ttl)), g));
+        all().stream()
+                .filter(g -> g.isConfirmedAside() && g.isDue(now))
+                .forEach(g -> keep(List.of(g), g));
         if (shared.call == null) {
             sendShared();
         }
@@ -580,9 +549,9 @@ final class LeaseState {
     /** Heartbeats go first; after two of them something else has its turn. */
     private void sendShared() {
         Optional<Grant> beat = beats(g -> g.isDue(now)).findFirst();
-        Optional<Grant> back = giveBacks.stream().filter(g -> g.isReleaseDue(now)).findFirst();
-        Optional<Request> request =
-                requests.values().stream().filter(r -> !r.isAside() && r.isDue(now)).findFirst();
+        Optional<Grant> back = giveBacks.stream().filter(g -> g.isReady(now)).findFirst();
+        Optional<Grant> request =
+                asking().stream().filter(g -> !g.isAside() && g.at <= now).findFirst();
         boolean isOthersTurn =
                 beatsInARow >= MOST_BEATS && (back.isPresent() || request.isPresent());
         beatsInARow = beat.isEmpty() || isOthersTurn ? 0 : beatsInARow + 1;
@@ -597,7 +566,7 @@ final class LeaseState {
 
     private Stream<Grant> beats(Predicate<Grant> areThese) {
         return grants.values().stream()
-                .filter(g -> !g.isAside())
+                .filter(g -> !g.isConfirmedAside())
                 .filter(areThese)
                 .sorted(Comparator.comparingLong(g -> g.at));
     }
@@ -621,7 +590,7 @@ final class LeaseState {
 
     private void keep(List<Grant> some, Sender on) {
         String verb = some.get(0).table == null ? "keep" : "keep_row";
-        start(new Call(verb, on, some, limit(NEVER)), on);
+        start(new Call(verb, some, limit(NEVER)), on);
     }
 
     /** Sends a call on the connection of a sender, which may have to be opened before. */
@@ -642,7 +611,6 @@ final class LeaseState {
             List<String> names = c.verb.equals("release") ? g.namesToRelease() : g.names;
             c.names.addAll(names);
             c.tokens.addAll(Collections.nCopies(names.size(), g.token));
-            c.table = g.table;
         }
         c.senders.add(on);
         c.senders.forEach(sender -> sender.call = c);
@@ -687,6 +655,13 @@ final class LeaseState {
 
     private List<Grant> all() {
         return List.copyOf(grants.values());
+    }
+
+    /** The acquires that have no call under way. */
+    private List<Grant> asking() {
+        return requests.values().stream()
+                .filter(g -> g.state == State.ASKING && g.call == null)
+                .toList();
     }
 
     private List<Grant> alive() {
@@ -743,8 +718,8 @@ final class LeaseState {
             leave(c.link);
         }
         switch (c.verb) {
-            case "acquire" -> acquireFailed(c, (Request) c.sender, code, isOpening);
-            case "undo" -> undoFailed((Request) c.sender, code);
+            case "acquire" -> acquireFailed(c, c.grants.get(0), code, isOpening);
+            case "undo" -> undoFailed(c.grants.get(0), code);
             case "release" -> c.grants.forEach(g -> releaseFailed(c, g, code, isOpening));
             default -> keepFailed(c, code, isOpening);
         }
@@ -759,7 +734,7 @@ final class LeaseState {
         link.isGone = true;
         links.remove(link.number);
         all().stream()
-                .filter(g -> g.isSession && g.isAlive() && !isOpen(g.link))
+                .filter(g -> g.options.session && g.isAlive() && !isOpen(g.link))
                 .forEach(g -> lose(g, SESSION, List.of()));
     }
 
@@ -864,7 +839,7 @@ final class LeaseState {
         g.deadline = deadline;
         g.state = State.HELD;
         g.isEnding = false;
-        if (isConfirmed && !g.isSession) {
+        if (isConfirmed && !g.options.session) {
             hangUp(g);
         }
         event(isConfirmed ? "acquired" : "renewed", g);
@@ -908,38 +883,37 @@ final class LeaseState {
 
     // Acquires
 
-    private void ask(Request r) {
+    private void ask(Grant g) {
         // A longer wait would hold back vacuum.
-        long wait = r.isAside() && r.isOne() ? max(0, min(r.until - now, PORTION)) : 0;
-        long limit = ownLimit(r.ttl);
-        limit = r.isAside() ? wait + limit : min(limit, limit(NEVER));
-        Call c = new Call("acquire", r, limit);
-        c.asker = r.id;
+        long wait = g.isAside() && g.isOne() ? max(0, min(g.until - now, PORTION)) : 0;
+        long limit = ownLimit(g.ttl);
+        limit = g.isAside() ? wait + limit : min(limit, limit(NEVER));
+        Call c = new Call("acquire", List.of(g), limit);
         c.wait = wait;
-        c.reclaim = r.options.reclaim || r.doubt != null && r.reclaims();
-        start(c, r.isAside() ? r : shared);
+        c.reclaim = g.options.reclaim || g.doubt != null && g.reclaims();
+        start(c, g.isAside() ? g : shared);
     }
 
-    private void acquireAnswered(Call c, Request r, Answer answer) {
+    private void acquireAnswered(Call c, Grant g, Answer answer) {
         Taken taken = answer.taken;
-        r.isOut = false;
+        g.isOut = false;
         if (taken == null) {
-            granted(r, answer.number, c.sent, null);
+            granted(g, answer.number, c.sent);
             return;
         }
         // By its own first call, whose answer was lost.
-        boolean isOwn = r.doubt != null && r.options.holder.equals(taken.holder);
-        if (r.doubt != null && !isOwn && now >= r.doubt.until) {
-            r.doubt = null;
+        boolean isOwn = g.doubt != null && g.options.holder.equals(taken.holder);
+        if (g.doubt != null && !isOwn && now >= g.doubt.until) {
+            g.doubt = null;
         }
-        long until = isOwn ? max(r.until, r.doubt.until) : r.until;
-        if (r.isOver) {
-            leave(r);
+        long until = isOwn ? max(g.until, g.doubt.until) : g.until;
+        if (g.isOver) {
+            leave(g);
         } else if (now < until) {
-            boolean hasWaited = r.isAside() && r.isOne() && !isOwn;
-            r.at = min(until, hasWaited ? max(c.sent + AFTER_PORTION, now) : now + TRY_AGAIN);
+            boolean hasWaited = g.isAside() && g.isOne() && !isOwn;
+            g.at = min(until, hasWaited ? max(c.sent + AFTER_PORTION, now) : now + TRY_AGAIN);
         } else if (isOwn) {
-            finish(r, noAnswer());
+            finish(g, new Reply("NoAnswer"));
         } else {
             Reply reply = new Reply("LeaseTaken");
             reply.holder = taken.holder;
@@ -948,120 +922,111 @@ final class LeaseState {
             if (taken.state != null) {
                 reply.waitsFor = taken.state.equals("uncommitted") ? "commit" : end;
             }
-            finish(r, reply);
+            finish(g, reply);
         }
     }
 
-    private void granted(Request r, long token, long sent, Object table) {
-        Grant g = new Grant(r, token, table);
+    private void granted(Grant g, long token, long sent) {
         long firstBeat = sent + g.ttl / BEATS_PER_TTL;
         boolean isInTime = now < firstBeat;
+        g.token = token;
         g.deadline = isInTime ? sent + window(g.ttl) : now + g.ttl;
         g.at = isInTime ? firstBeat : now;
+        g.state = isInTime ? State.HELD : State.CONFIRMING;
+        g.doubt = null;
         grants.put(g.key, g);
-        r.doubt = null;
-        if (g.isSession || !isInTime && !r.isOver) {
-            // A renewal over the same connection confirms it.
-            g.link = r.link;
-            r.link = null;
-        }
-        if (r.isOver) {
+        if (g.isOver) {
             giveBack(g, false);
-            leave(r);
-            return;
-        }
-        r.grant = g;
-        if (isInTime) {
-            g.state = State.HELD;
+        } else if (isInTime) {
             event("acquired", g);
+            settle(g);
         }
-        settle(g);
     }
 
     /** Answers an acquire when it is known whether its lease is held. */
     private void settle(Grant g) {
-        if (g.request.isOver || g.request.call != null || g.state == State.CONFIRMING) {
+        if (g.isOver) {
             return;
         }
         Reply reply = new Reply(g.isHeld() ? null : "LeaseLost");
         reply.leases = g.isHeld() ? List.of(g.key) : List.of();
         reply.reason = g.reason;
-        finish(g.request, reply);
+        finish(g, reply);
     }
 
     /** Answers an acquire, once. What was granted to nobody, or may be, is given back. */
-    private void finish(Request r, Reply reply) {
-        requests.remove(r.id);
-        r.isOver = true;
+    private void finish(Grant g, Reply reply) {
+        requests.remove(g.key);
+        g.isOver = true;
         boolean isFailed = reply.error != null;
-        reply.reply = r.id;
-        reply.inDoubt |= r.doubt != null && isFailed && !reply.error.equals("LeaseTaken");
+        reply.reply = g.key;
+        reply.inDoubt = g.doubt != null && isFailed && !reply.error.equals("LeaseTaken");
         effects.add(reply);
-        if (isFailed && r.grant != null && r.grant.isAlive()) {
-            giveBack(r.grant, false);
+        if (isFailed && g.isAlive()) {
+            giveBack(g, false);
         }
-        leave(r);
+        leave(g);
     }
 
-    private void leave(Request r) {
-        if (!r.isOver || r.call != null) {
+    private void leave(Grant g) {
+        if (g.call != null) {
             return;
         }
-        hangUp(r);
+        if (g.state == State.ASKING || !g.options.session) {
+            hangUp(g);
+        }
         // What may have been granted is released, if the holder is nobody else's.
-        if (r.doubt != null && r.options.isOwnHolder && !isDone) {
-            r.at = now;
-            r.tries = 0;
-            undos.add(r);
+        if (g.doubt != null && g.options.isOwnHolder && !isDone) {
+            g.at = now;
+            g.tries = 0;
+            undos.add(g);
         }
     }
 
-    private void acquireFailed(Call c, Request r, String code, boolean isOpening) {
-        if (!isOpening && !r.options.session && isDoubtful(code) && r.doubt == null) {
-            r.doubt = new Doubt(c.sent, c.sent + c.limit);
+    private void acquireFailed(Call c, Grant g, String code, boolean isOpening) {
+        if (!isOpening && !g.options.session && isDoubtful(code) && g.doubt == null) {
+            g.doubt = new Doubt(c.sent, c.sent + c.limit);
         }
-        if (r.isOver || code.equals("unsent")) {
-            r.at = now;
-            leave(r);
+        g.at = now;
+        if (g.isOver) {
+            leave(g);
+        }
+        if (g.isOver || code.equals("unsent")) {
             return;
         }
-        r.tries++;
+        g.tries++;
         boolean isConflict = isConflict(code), mayPass = isConflict || isOfConnection(code);
-        long until = isConflict ? max(r.until, r.begun + patience(r.ttl)) : r.until;
-        long pause = spread(growing(r.tries, isConflict ? TRY_AGAIN : longestWait(r.ttl)), spread);
+        long until = isConflict ? max(g.until, g.begun + patience(g.ttl)) : g.until;
+        long pause = spread(growing(g.tries, isConflict ? TRY_AGAIN : longestWait(g.ttl)), spread);
         // Nobody else's grant would be taken over: what there may be is undone, or ends at its ttl.
-        boolean isStuck = r.doubt != null && !r.reclaims();
-        if (r.doubt != null && r.reclaims() && r.tries == 1 && isOfConnection(code)) {
-            r.at = now;
+        boolean isStuck = g.doubt != null && !g.reclaims();
+        if (g.doubt != null && g.reclaims() && g.tries == 1 && isOfConnection(code)) {
             return;
         }
         if (!mayPass || isStuck || now >= until) {
-            finish(r, notGranted(code, isOpening && r.doubt == null));
+            Reply reply = new Reply(isOpening && g.doubt == null ? "NoConnection" : saidBy(code));
+            reply.sqlstate = code.matches("[0-9A-Z]{5}") ? code : null;
+            finish(g, reply);
             return;
         }
         if (!isConflict) {
-            waitsForOutage(r, code);
+            waitsForOutage(g, code);
         }
-        r.at = now + min(pause, max(1, until - now));
+        g.at = now + min(pause, max(1, until - now));
     }
 
     /** Tells an outage once, however many wait for its end. */
-    private void waitsForOutage(Request r, String code) {
+    private void waitsForOutage(Grant g, String code) {
         if (requests.values().stream().noneMatch(one -> one.isOut)) {
-            effects.add(new Log("not acquired", r.id, code, null, 0));
+            effects.add(new Log("not acquired", g.key, code, null, 0));
         }
-        r.isOut = true;
-    }
-
-    private static Reply notGranted(String code, boolean isOpening) {
-        boolean hasNoAnswer = isOfConnection(code) || isDoubtful(code);
-        String unsaid = isOpening ? "NoConnection" : hasNoAnswer ? "NoAnswer" : null;
-        Reply reply = new Reply(unsaid == null ? saidBy(code) : unsaid);
-        reply.sqlstate = code.matches("[0-9A-Z]{5}") ? code : null;
-        return reply;
+        g.isOut = true;
     }
 
     private static String saidBy(String code) {
+        if (isOfConnection(code) || isDoubtful(code)) {
+            return "NoAnswer";
+        }
         return switch (code) {
             case "42501" -> "NotGranted";
             case "42883", "3F000" -> "NotInstalled";
@@ -1069,32 +1034,26 @@ final class LeaseState {
         };
     }
 
-    private static Reply noAnswer() {
-        Reply reply = new Reply("NoAnswer");
-        reply.inDoubt = true;
-        return reply;
-    }
-
-    private void undoAnswered(Request r, long released) {
+    private void undoAnswered(Grant g, long released) {
         // The call that it is about may still come.
-        r.at = min(now + TRY_AGAIN, r.doubt.until);
-        if (released > 0 || now >= r.doubt.until) {
-            undone(r);
+        g.at = min(now + TRY_AGAIN, g.doubt.until);
+        if (released > 0 || now >= g.doubt.until) {
+            undone(g);
         }
     }
 
-    private void undoFailed(Request r, String code) {
+    private void undoFailed(Grant g, String code) {
         boolean isUnsent = code.equals("unsent");
-        r.at = isUnsent ? now : now + spread(growing(++r.tries, LONGEST_PAUSE), spread);
+        g.at = isUnsent ? now : now + spread(growing(++g.tries, LONGEST_PAUSE), spread);
         boolean mayPass = passes(code) || code.equals("panicked");
-        if (!mayPass || r.at >= r.doubt.sent + r.ttl) {
-            undone(r);
+        if (!mayPass || g.at >= g.doubt.sent + g.ttl) {
+            undone(g);
         }
     }
 
-    private void undone(Request r) {
-        undos.remove(r);
-        hangUp(r);
+    private void undone(Grant g) {
+        undos.remove(g);
+        hangUp(g);
     }
 
     // What is given back
@@ -1106,7 +1065,7 @@ final class LeaseState {
         g.until = now + patience(g.ttl);
         g.isInDoubt = isInDoubt || g.isEnding || g.rests();
         g.isAlone = g.isInDoubt;
-        if (!g.isSession) {
+        if (!g.options.session) {
             hangUp(g);
         }
         g.state = g.state == State.LOST ? State.LOST : State.RELEASING;
@@ -1117,21 +1076,21 @@ final class LeaseState {
     private void sendRelease(Grant first) {
         Stream<Grant> due =
                 giveBacks.stream()
-                        .filter(g -> !g.isAlone && g.isReleaseDue(now))
+                        .filter(g -> !g.isAlone && g.isReady(now))
                         .filter(g -> Objects.equals(g.table, first.table));
         List<Grant> some =
                 first.isAlone
                         ? List.of(first)
                         : within(MOST_RELEASED, g -> g.namesToRelease().size(), due);
         // The connection of a session lease serves if there is no shared one.
-        boolean isOwn = first.isSession && some.size() == 1 && !isOpen(shared.link);
+        boolean isOwn = first.options.session && some.size() == 1 && !isOpen(shared.link);
         isOwn &= isOpen(first.link) && calls.values().stream().noneMatch(c -> c.link == first.link);
         long limit = min(limit(NEVER), ownLimit(smallestTtl(some)));
-        start(new Call("release", first, some, limit), isOwn ? first : shared);
+        start(new Call("release", some, limit), isOwn ? first : shared);
     }
 
     private void releaseAnswered(Grant g, List<Outcome> outcomes) {
-        boolean hasSession = !g.isSession || isOpen(g.link);
+        boolean hasSession = !g.options.session || isOpen(g.link);
         boolean isKnown = !g.isInDoubt && g.table == null && now < g.deadline && hasSession;
         if (any(outcomes, "lost") && isKnown && g.state != State.LOST) {
             lose(g, GONE, List.of());
@@ -1205,7 +1164,7 @@ final class LeaseState {
     private void event(String kind, Grant g) {
         if (kind.equals("acquired")) {
             g.isTold = true;
-            g.atMost = now + g.request.options.atMost;
+            g.atMost = now + g.options.atMost;
         }
         long remaining = g.isHeld() ? g.deadline - now : 0;
         effects.add(new Event(kind, g.key, g.token, remaining, g.reason, g.advice, null));

@@ -91,7 +91,8 @@ record Statements(String schema) {
     }
 
     /** One try, or a portion of a wait. */
-    Statement acquire(Call call, Options o) {
+    Statement acquire(Call call) {
+        Options o = call.grants.get(0).options;
         List<String> names = call.names;
         String ttl = span(o.ttl), wait = span(call.wait);
         if (names.size() != 1) {
