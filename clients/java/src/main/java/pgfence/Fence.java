@@ -103,7 +103,7 @@ public final class Fence implements AutoCloseable {
             throw new IllegalArgumentException(
                     "several names at once are exclusive: no shared, slots or reclaim");
         }
-        return heartbeat.acquire(checked(names), options.named());
+        return heartbeat.acquire(checked(names), options.named(), Heartbeat.NEVER);
     }
 
     /**

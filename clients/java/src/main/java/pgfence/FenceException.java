@@ -45,20 +45,16 @@ public sealed class FenceException extends RuntimeException {
                 String waitsFor,
                 Throwable cause) {
             super(
-                    "the lease "
-                            + String.join(", ", names)
-                            + " is taken"
-                            + by(holder)
-                            + until(remaining, waitsFor),
+                    "the lease %s is taken%s%s"
+                            .formatted(
+                                    String.join(", ", names),
+                                    holder == null ? "" : " by " + holder,
+                                    until(remaining, waitsFor)),
                     false,
                     cause);
             this.holder = holder;
             this.waitsFor = waitsFor;
             this.remaining = remaining > 0 ? Duration.ofMillis(remaining) : null;
-        }
-
-        private static String by(String holder) {
-            return holder == null ? "" : " by " + holder;
         }
 
         private static String until(long remaining, String waitsFor) {
@@ -109,11 +105,7 @@ public sealed class FenceException extends RuntimeException {
                 boolean inDoubt,
                 Throwable cause) {
             super(
-                    "the lease "
-                            + String.join(", ", names)
-                            + " is lost ("
-                            + reason
-                            + ")"
+                    "the lease %s is lost (%s)".formatted(String.join(", ", names), reason)
                             + (advice == null ? "" : ": it is another role's; " + ANOTHER_ROLE),
                     inDoubt,
                     cause);

@@ -22,7 +22,7 @@ final class Heartbeat {
     static final System.Logger LOG = System.getLogger("pgfence");
     private static final long IDLE = 250, FOR_A_CAUSE = 250, FOR_A_RENEWAL = 10_000, POLL = 100;
     private static final Consumer<LeaseState> TICK = states -> {};
-    private static final CountDownLatch NEVER = new CountDownLatch(1);
+    static final CountDownLatch NEVER = new CountDownLatch(1);
 
     volatile Statements statements = new Statements("");
     volatile Consumer<Fence.Event> onEvent = event -> {};
@@ -187,15 +187,10 @@ final class Heartbeat {
         if (effect instanceof Call call) {
             send(call);
         } else if (effect instanceof Cut cut) {
-            One one = connections.remove(cut.cut());
-            if (one != null) {
-                one.cut();
-            }
+            Optional.ofNullable(connections.remove(cut.cut())).ifPresent(One::cut);
         } else if (effect instanceof HangUp ends) {
-            One one = connections.remove(ends.hangUp());
-            if (one != null) {
-                Connections.run(one::hangUp);
-            }
+            Optional.ofNullable(connections.remove(ends.hangUp()))
+                    .ifPresent(one -> Connections.run(one::hangUp));
         } else if (effect instanceof LeaseState.Event event) {
             event(event);
         } else if (effect instanceof Reply reply) {
@@ -363,10 +358,6 @@ final class Heartbeat {
     }
 
     // What a program asks for
-
-    Lease acquire(List<String> names, Options o) throws SQLException, InterruptedException {
-        return acquire(names, o, NEVER);
-    }
 
     /** Null if it was to stop before. */
     Lease acquire(List<String> names, Options o, CountDownLatch stop)

@@ -252,7 +252,8 @@ final class LeaseState {
             return min(max(SHORTEST_PAUSE, ttl / 60), left / 4);
         }
 
-        private List<String> namesToRelease() {
+        /** The names that a call is about: after a loss, the rest. */
+        private List<String> ours() {
             return rest.isEmpty() ? names : rest;
         }
     }
@@ -312,14 +313,10 @@ final class LeaseState {
 
     void release(String key) {
         Grant g = grants.get(key);
-        boolean isLost = g != null && g.state == State.LOST;
-        if (isLost) {
-            grants.remove(key);
-        }
-        if (g != null && g.isHeld() || isLost && !g.rest.isEmpty() && !isDone) {
+        if (g != null && g.isHeld()) {
             giveBack(g, false);
-        } else if (isLost) {
-            hangUp(g);
+        } else if (g != null && g.state == State.LOST) {
+            forget(g);
         }
     }
 
@@ -578,14 +575,13 @@ final class LeaseState {
         }
         Stream<Grant> due =
                 beats(g -> g.isDue(now + g.ttl / 6) && Objects.equals(g.table, first.table));
-        return within(MOST_PAIRS, g -> g.names.size(), due.filter(g -> !g.isRowToConfirm()));
+        return within(MOST_PAIRS, due.filter(g -> !g.isRowToConfirm()));
     }
 
     /** As many as have no more than that together, and one in any case. */
-    private static List<Grant> within(int most, ToIntFunction<Grant> size, Stream<Grant> some) {
+    private static List<Grant> within(int most, Stream<Grant> some) {
         int[] count = {0};
-        return some.takeWhile(g -> count[0] == 0 | (count[0] += size.applyAsInt(g)) <= most)
-                .toList();
+        return some.takeWhile(g -> count[0] == 0 | (count[0] += g.ours().size()) <= most).toList();
     }
 
     private void keep(List<Grant> some, Sender on) {
@@ -608,9 +604,8 @@ final class LeaseState {
             isSent(c);
         }
         for (Grant g : c.grants) {
-            List<String> names = c.verb.equals("release") ? g.namesToRelease() : g.names;
-            c.names.addAll(names);
-            c.tokens.addAll(Collections.nCopies(names.size(), g.token));
+            c.names.addAll(g.ours());
+            c.tokens.addAll(Collections.nCopies(g.ours().size(), g.token));
         }
         c.senders.add(on);
         c.senders.forEach(sender -> sender.call = c);
@@ -778,8 +773,7 @@ final class LeaseState {
         Map<Grant, List<Outcome>> each = new LinkedHashMap<>();
         Iterator<Outcome> next = outcomes.iterator();
         for (Grant g : c.grants) {
-            int count = c.verb.equals("release") ? g.namesToRelease().size() : g.names.size();
-            each.put(g, Stream.generate(next::next).limit(count).toList());
+            each.put(g, Stream.generate(next::next).limit(g.ours().size()).toList());
         }
         return each;
     }
@@ -854,10 +848,9 @@ final class LeaseState {
     }
 
     private void keepFailed(Call c, String code, boolean isOpening) {
-        boolean isStatement = !isOpening && !isOfConnection(code) && !code.equals("panicked");
         // What confirms a row may be wrong in itself: a name, or a value of the key.
         boolean isRefused =
-                isStatement && code.matches("42501|42883|3F000")
+                !isOpening && code.matches("42501|42883|3F000")
                         || c.grants.get(0).isRowToConfirm() && !passes(code);
         boolean isAtOnce = code.equals("unsent");
         if (code.equals("panicked")) {
@@ -1009,18 +1002,12 @@ final class LeaseState {
             finish(g, reply);
             return;
         }
-        if (!isConflict) {
-            waitsForOutage(g, code);
-        }
-        g.at = now + min(pause, max(1, until - now));
-    }
-
-    /** Tells an outage once, however many wait for its end. */
-    private void waitsForOutage(Grant g, String code) {
-        if (requests.values().stream().noneMatch(one -> one.isOut)) {
+        // An outage is told once, however many wait for its end.
+        if (!isConflict && requests.values().stream().noneMatch(one -> one.isOut)) {
             effects.add(new Log("not acquired", g.key, code, null, 0));
         }
-        g.isOut = true;
+        g.isOut |= !isConflict;
+        g.at = now + min(pause, max(1, until - now));
     }
 
     private static String saidBy(String code) {
@@ -1078,10 +1065,7 @@ final class LeaseState {
                 giveBacks.stream()
                         .filter(g -> !g.isAlone && g.isReady(now))
                         .filter(g -> Objects.equals(g.table, first.table));
-        List<Grant> some =
-                first.isAlone
-                        ? List.of(first)
-                        : within(MOST_RELEASED, g -> g.namesToRelease().size(), due);
+        List<Grant> some = first.isAlone ? List.of(first) : within(MOST_RELEASED, due);
         // The connection of a session lease serves if there is no shared one.
         boolean isOwn = first.options.session && some.size() == 1 && !isOpen(shared.link);
         isOwn &= isOpen(first.link) && calls.values().stream().noneMatch(c -> c.link == first.link);
@@ -1142,13 +1126,18 @@ final class LeaseState {
             event("lost", g);
             return;
         }
+        forget(g);
+        settle(g);
+    }
+
+    /** After a loss: gives back what the server may hold still. */
+    private void forget(Grant g) {
         grants.remove(g.key);
-        if (rest.isEmpty()) {
+        if (g.rest.isEmpty() || isDone) {
             hangUp(g);
         } else {
             giveBack(g, false);
         }
-        settle(g);
     }
 
     private void end(Grant g, Reason reason) {
