@@ -105,10 +105,10 @@ final class Connections {
             return rows;
         }
 
-        /** Looks whether the server has closed it, if it was idle for so long. */
+        /** Looks whether the server has closed it, if it was idle for so long, and is so still. */
         boolean hasEnded(long idle) {
             Connection on = connection;
-            if (on == null || Clock.now() < usedAt + idle) {
+            if (on == null || Clock.now() < usedAt + idle || !use.tryLock()) {
                 return false;
             }
             try {
@@ -117,6 +117,8 @@ final class Connections {
                 return on.isClosed();
             } catch (SQLException ended) {
                 return true;
+            } finally {
+                use.unlock();
             }
         }
 

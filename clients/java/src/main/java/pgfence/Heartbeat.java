@@ -163,15 +163,7 @@ final class Heartbeat {
     }
 
     private void look(One one) {
-        boolean hasEnded = false;
-        if (one.use.tryLock()) {
-            try {
-                hasEnded = one.hasEnded(0);
-            } finally {
-                one.use.unlock();
-            }
-        }
-        if (hasEnded) {
+        if (one.hasEnded(0)) {
             input(
                     states -> {
                         connections.remove(one.number);

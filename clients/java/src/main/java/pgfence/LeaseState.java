@@ -261,11 +261,14 @@ final class LeaseState {
     /** Between 0 and 1000: makes the pauses of clients differ. */
     private final long spread;
 
-    /** What is granted; acquires without an answer; those that have ended in doubt. */
-    private final Map<String, Grant> grants = new LinkedHashMap<>(),
-            requests = new LinkedHashMap<>();
+    private final Map<String, Grant> grants = new LinkedHashMap<>();
 
+    /** Acquires that are not answered. */
+    private final Map<String, Grant> requests = new LinkedHashMap<>();
+
+    /** Acquires that have ended in doubt, and leases, that are given back. */
     private final List<Grant> undos = new ArrayList<>(), giveBacks = new ArrayList<>();
+
     private final Map<Integer, Call> calls = new LinkedHashMap<>();
     private final Map<Integer, Link> links = new TreeMap<>();
 
@@ -371,7 +374,7 @@ final class LeaseState {
 
     void close() {
         closedAt = min(closedAt, now);
-        List.copyOf(requests.values()).forEach(r -> finish(r, new Reply("Closed")));
+        List.copyOf(requests.values()).forEach(g -> finish(g, new Reply("Closed")));
         all().stream().filter(Grant::isHeld).forEach(g -> giveBack(g, false));
     }
 
@@ -460,7 +463,7 @@ final class LeaseState {
         boolean isFree = shared.call == null;
         calls.values().forEach(c -> times.add(c.until));
         giveBacks.forEach(g -> times.add(isFree && g.call == null ? min(g.at, g.until) : g.until));
-        undos.stream().filter(u -> u.call == null).forEach(u -> times.add(u.at));
+        undos.forEach(g -> times.add(g.call == null ? g.at : NEVER));
         for (Grant g : asking()) {
             times.add(g.until + LONGEST_QUEUE);
             times.add(g.isAside() || isFree ? g.at : NEVER);
