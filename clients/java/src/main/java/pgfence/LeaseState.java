@@ -26,7 +26,7 @@ final class LeaseState {
 
     // Effects, inputs, and what there is
 
-    /** What the shell carries out: one of the next seven. */
+    /** What the shell carries out. */
     interface Effect {}
 
     /** Ends a connection at once, whatever hangs in it. */
