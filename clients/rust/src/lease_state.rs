@@ -104,7 +104,6 @@ pub enum About {
     Acquire {
         id: Id,
         ask: Arc<Ask>,
-        holder: String,
         reclaims: bool,
         wait: i64,
     },
@@ -120,7 +119,7 @@ pub enum About {
     },
     Undo {
         number: u64,
-        holder: String,
+        ask: Arc<Ask>,
     },
 }
 
@@ -284,7 +283,6 @@ struct Request {
     begun: i64,
     until: i64,
     at: i64,
-    series: u32,
     tries: u32,
     is_asking: bool,
     /// It waits for the end of an outage.
@@ -292,8 +290,6 @@ struct Request {
     is_over: bool,
     is_granted: bool,
     doubt: Option<Doubt>,
-    /// The undo that must come before the next try.
-    undoing: Option<u64>,
 }
 
 /// A call was sent and has had no answer: until then it may still be carried out.
@@ -304,29 +300,26 @@ struct Doubt {
 }
 
 impl Request {
-    fn holder(&self) -> String {
-        let holder = &self.ask.holder;
-        if self.series < 2 { holder.clone() } else { format!("{holder}/{}", self.series) }
-    }
-
     fn waits_for_turn(&self) -> bool {
         !self.is_over && !self.is_asking && !self.is_granted
     }
 
     fn wake(&self, is_free: bool) -> i64 {
-        let is_next = self.undoing.is_none() && (self.ask.is_own() || is_free);
-        if is_next { self.at.min(self.until + LONGEST_QUEUE) } else { self.until + LONGEST_QUEUE }
+        if self.ask.is_own() || is_free {
+            self.at.min(self.until + LONGEST_QUEUE)
+        } else {
+            self.until + LONGEST_QUEUE
+        }
     }
 
     fn is_due(&self, now: i64) -> bool {
-        self.waits_for_turn() && self.undoing.is_none() && self.at <= now
+        self.waits_for_turn() && self.at <= now
     }
 }
 
 /// Releases what an acquire in doubt may have been granted.
 struct Undo {
     ask: Arc<Ask>,
-    holder: String,
     doubt: Doubt,
     at: i64,
     tries: u32,
@@ -345,6 +338,10 @@ struct Release {
 }
 
 impl Release {
+    fn table(&self) -> Option<&RowTable> {
+        self.leases[0].ask.table.as_ref()
+    }
+
     fn wake(&self, is_free: bool) -> i64 {
         let is_next = is_free && !self.is_calling;
         if is_next { self.at.min(self.until) } else { self.until }
@@ -439,7 +436,7 @@ impl LeaseStates {
         let (now, is_row) = (self.now, ask.table.is_some());
         let (token, claimed) = (ask.token, now - ask.ttl);
         let until = now + ask.wait;
-        let request = Request { ask, begun: now, until, at: now, series: 1, ..Request::default() };
+        let request = Request { ask, begun: now, until, at: now, ..Request::default() };
         self.requests.insert(id, request);
         if self.closed_at.is_some() {
             self.finish(id, Some(Denial::Closed), None);
@@ -657,10 +654,7 @@ impl LeaseStates {
             self.unconfirmed(number);
         }
         for id in keys(&self.requests, |_, r| r.waits_for_turn()) {
-            let r = &self.requests[&id];
-            if r.undoing.is_some() && now >= r.until {
-                self.finish(id, Some(Denial::NoAnswer), None);
-            } else if now >= r.until + LONGEST_QUEUE {
+            if now >= self.requests[&id].until + LONGEST_QUEUE {
                 self.finish(id, Some(Denial::NoConnection), None);
             }
         }
@@ -676,9 +670,9 @@ impl LeaseStates {
         for number in keys(&self.undos, |_, undo| !undo.is_calling && undo.at <= now) {
             let Some(undo) = self.undos.get_mut(&number) else { continue };
             undo.is_calling = true;
-            let (names, holder) = (undo.ask.names.clone(), undo.holder.clone());
-            let (limit, about) = (own_limit(undo.ask.ttl), About::Undo { number, holder });
-            self.start(Place::Undo(number), limit, (names, Vec::new()), about);
+            let (ask, limit) = (undo.ask.clone(), own_limit(undo.ask.ttl));
+            let pairs = (ask.names.clone(), Vec::new());
+            self.start(Place::Undo(number), limit, pairs, About::Undo { number, ask });
         }
         for id in self.ids(|l| self.is_own(l) && !l.is_calling && l.beat_at <= now) {
             self.keep(&[id], Place::Lease(id));
@@ -968,9 +962,8 @@ impl LeaseStates {
         let limit = wait + if is_own { own } else { own.min(of_all) };
         let place = if is_own { Place::Request(id) } else { Place::Shared };
         let reclaims = r.ask.reclaims || r.doubt.is_some() && r.ask.may_reclaim();
-        let (names, holder) = (r.ask.names.clone(), r.holder());
-        let about = About::Acquire { id, ask: r.ask.clone(), holder, reclaims, wait };
-        self.start(place, limit, (names, Vec::new()), about);
+        let (ask, pairs) = (r.ask.clone(), (r.ask.names.clone(), Vec::new()));
+        self.start(place, limit, pairs, About::Acquire { id, ask, reclaims, wait });
     }
 
     fn granted(&mut self, id: Id, token: i64, sent: i64) {
@@ -1013,7 +1006,7 @@ impl LeaseStates {
         let now = self.now;
         let Some(r) = self.requests.get_mut(&id) else { return };
         // Its own first call, whose answer was lost, is not committed yet.
-        let own = r.doubt.filter(|_| holder == r.holder());
+        let own = r.doubt.filter(|_| holder == r.ask.holder);
         if own.is_none() {
             r.doubt.take_if(|doubt| now >= doubt.until);
         }
@@ -1043,7 +1036,7 @@ impl LeaseStates {
         let Some(r) = self.requests.get_mut(&id).filter(|r| !r.is_over) else { return };
         r.is_over = true;
         let is_told = !matches!(denial, None | Some(Denial::LeaseTaken { .. }));
-        let in_doubt = is_told && (r.doubt.is_some() || r.undoing.is_some());
+        let in_doubt = is_told && r.doubt.is_some();
         let (is_asking, is_denied) = (r.is_asking, denial.is_some());
         self.effects.push(Effect::Reply { id, denial, sqlstate, in_doubt });
         if is_denied && self.leases.get(&id).is_some_and(Lease::lives) {
@@ -1084,7 +1077,7 @@ impl LeaseStates {
         }
         let may_pass = is_conflict(code) || is_of_connection(code);
         let (is_doubt, reclaims) = (r.doubt.is_some(), r.ask.may_reclaim());
-        let is_stuck = is_doubt && r.ask.is_named && !r.ask.reclaims;
+        let is_stuck = is_doubt && !reclaims;
         let pause = spread(growing(r.tries, longest), self.spread).min((until - now).max(1));
         r.at = now;
         if is_doubt && reclaims && r.tries == 1 && is_of_connection(code) {
@@ -1103,36 +1096,24 @@ impl LeaseStates {
             }
             each(&mut self.requests, [id], |r| r.is_out = true);
         }
-        if is_doubt && !reclaims {
-            // The next try has another holder, so that an undo that comes late does not meet its
-            // grant.
-            let undo = self.undo_doubt(id);
-            each(&mut self.requests, [id], |r| (r.undoing, r.series) = (undo, r.series + 1));
-        } else {
-            each(&mut self.requests, [id], |r| r.at = now + pause);
-        }
+        each(&mut self.requests, [id], |r| r.at = now + pause);
     }
 
     /// Has released what may have been granted, if the holder is nobody else's.
-    fn undo_doubt(&mut self, id: Id) -> Option<u64> {
-        let r = self.requests.get_mut(&id)?;
-        if r.ask.is_named || self.is_done {
-            return None;
+    fn undo_doubt(&mut self, id: Id) {
+        let Some(r) = self.requests.get_mut(&id) else { return };
+        if !r.ask.is_named
+            && !self.is_done
+            && let Some(doubt) = r.doubt.take()
+        {
+            let (ask, at, tries, is_calling) = (r.ask.clone(), self.now, 0, false);
+            self.last_number += 1;
+            self.undos.insert(self.last_number, Undo { ask, doubt, at, tries, is_calling });
         }
-        let (doubt, ask, holder) = (r.doubt.take()?, r.ask.clone(), r.holder());
-        let (at, tries, is_calling) = (self.now, 0, false);
-        self.last_number += 1;
-        self.undos.insert(self.last_number, Undo { ask, holder, doubt, at, tries, is_calling });
-        Some(self.last_number)
     }
 
     fn undone(&mut self, number: u64, released: i64) {
         let now = self.now;
-        for r in self.requests.values_mut() {
-            if r.undoing.take_if(|undoing| *undoing == number).is_some() {
-                r.at = now;
-            }
-        }
         let Some(undo) = self.undos.get_mut(&number) else { return };
         undo.tries += 1;
         if released > 0 || now >= undo.doubt.until {
@@ -1148,7 +1129,7 @@ impl LeaseStates {
         undo.tries += 1;
         let pause = spread(growing(undo.tries, LONGEST_PAUSE), self.spread);
         undo.at = self.now + if code == "unsent" { 0 } else { pause };
-        let may_pass = is_of_connection(code) || is_locked(code) || code == "panicked";
+        let may_pass = passes(code) || code == "panicked";
         if !may_pass || undo.at >= undo.doubt.sent + undo.ask.ttl {
             self.end_undo(number);
         }
@@ -1165,12 +1146,12 @@ impl LeaseStates {
         let Some(l) = self.leases.get(&id) else { return };
         let (until, is_session) = (self.now + self.patience(l.ask.ttl), l.ask.is_session);
         let is_in_doubt = is_in_doubt || l.is_ending || l.rests();
-        let is_alone = is_in_doubt || l.ask.table.is_some();
         if !is_session {
             self.hang_up(Place::Lease(id));
         }
         let leases = self.leases.remove(&id).into_iter().collect();
         let (at, tries, is_calling) = (self.now, 0, false);
+        let is_alone = is_in_doubt;
         self.add(Release { leases, at, until, tries, is_calling, is_in_doubt, is_alone });
     }
 
@@ -1179,12 +1160,13 @@ impl LeaseStates {
         self.releases.insert(self.last_number, release);
     }
 
-    /// Releases that are queued go together.
+    /// Releases that are queued go together, those of rows for each table.
     fn send_release(&mut self, number: u64) {
         let now = self.now;
         let Some(first) = self.releases.get(&number) else { return };
         if !first.is_alone {
-            let due = |_, one: &Release| !one.is_alone && one.at <= now && !one.is_calling;
+            let is_like = |one: &Release| one.table() == first.table() && !one.is_alone;
+            let due = |_, one: &Release| is_like(one) && one.at <= now && !one.is_calling;
             let due = keys(&self.releases, due);
             let sizes = due
                 .iter()
@@ -1202,7 +1184,7 @@ impl LeaseStates {
         let Some(release) = self.releases.get_mut(&number) else { return };
         release.is_calling = true;
         let smallest = release.leases.iter().map(|l| l.ask.ttl).min().unwrap_or(NEVER);
-        let (limit, table) = (of_all.min(own_limit(smallest)), release.leases[0].ask.table.clone());
+        let (limit, table) = (of_all.min(own_limit(smallest)), release.table().cloned());
         let pairs = pairs(&release.leases);
         self.start(place, limit, pairs, About::Release { number, table });
     }
@@ -1249,17 +1231,20 @@ impl LeaseStates {
     fn release_failed(&mut self, number: u64, code: &str, is_opening: bool) {
         let now = self.now;
         let Some(release) = self.releases.get_mut(&number) else { return };
-        let is_locked = is_locked(code);
+        let is_of_connection = is_of_connection(code);
         release.is_in_doubt |= !is_opening && is_doubtful(code);
-        if !is_locked && !is_of_connection(code) || now >= release.until {
+        // What fails of several may be one's: then each is repeated by itself.
+        let is_of_one = !is_opening && !is_of_connection && release.leases.len() > 1;
+        let may_pass = is_of_one || is_of_connection || is_locked(code);
+        if !may_pass || now >= release.until {
             return self.unconfirmed(number);
         }
         release.tries += 1;
-        // At once if the connection had only ended before, and one by one if a lock is in the way.
-        let is_first = release.tries == 1 && (!is_locked || release.leases.len() > 1);
+        // At once, too, if the connection had only ended before.
+        let is_first = release.tries == 1 && is_of_connection;
         let pause = ((release.until - now) / 4).max(SHORTEST_PAUSE);
-        release.at = now + if is_first || code == "unsent" { 0 } else { pause };
-        if is_locked && let Some(release) = self.releases.remove(&number) {
+        release.at = now + if is_of_one || is_first || code == "unsent" { 0 } else { pause };
+        if is_of_one && let Some(release) = self.releases.remove(&number) {
             for lease in release.leases {
                 self.add(Release { leases: vec![lease], is_alone: true, ..release });
             }

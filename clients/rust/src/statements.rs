@@ -178,12 +178,12 @@ pub(crate) fn of(schema: &str, call: &Call) -> Statement {
     // How long a release waits for the lock of somebody's open transaction.
     let lock_timeout = (call.limit / 4).max(10).to_string();
     let mut statement = match &call.about {
-        About::Acquire { ask, holder, reclaims, wait, .. } => {
-            let Ask { metadata, is_shared, slots, is_session, .. } = Ask::clone(ask);
+        About::Acquire { ask, reclaims, wait, .. } => {
+            let Ask { holder, metadata, is_shared, slots, is_session, .. } = Ask::clone(ask);
             let metadata = metadata.as_ref().map(Value::to_string);
             let sql = if names.len() == 1 { ACQUIRE } else { ACQUIRE_ALL };
             statement!(
-                format!("{sql} {TAKEN}"), names => TEXT_ARRAY, holder.clone() => TEXT,
+                format!("{sql} {TAKEN}"), names => TEXT_ARRAY, holder => TEXT,
                 interval(ask.ttl) => TEXT, metadata => TEXT, is_session => BOOL,
                 interval(*wait) => TEXT, is_shared => BOOL, slots => INT4, *reclaims => BOOL
             )
@@ -213,8 +213,9 @@ pub(crate) fn of(schema: &str, call: &Call) -> Statement {
         About::Release { .. } => statement!(
             RELEASE, names => TEXT_ARRAY, tokens => INT8_ARRAY, lock_timeout => TEXT
         ),
-        About::Undo { holder, .. } => {
-            statement!(UNDO, names => TEXT_ARRAY, lock_timeout => TEXT, holder.clone() => TEXT)
+        About::Undo { ask, .. } => {
+            let holder = ask.holder.clone();
+            statement!(UNDO, names => TEXT_ARRAY, lock_timeout => TEXT, holder => TEXT)
         }
     };
     statement.0 = qualified(schema, &statement.0);

@@ -210,15 +210,15 @@ impl Player {
         match effect {
             Effect::Call(call) => {
                 let (what, more) = match &call.about {
-                    About::Acquire { id, holder, reclaims, wait, .. } => {
-                        let of = self.key(*id);
+                    About::Acquire { id, ask, reclaims, wait } => {
+                        let (of, holder) = (self.key(*id), &ask.holder);
                         let more = json!({ "holder": holder, "reclaim": reclaims, "wait": wait, "for": of });
                         ("acquire", more)
                     }
                     About::Leases { table: Some(_), .. } => ("keep_row", json!({})),
                     About::Leases { .. } => ("keep", json!({})),
                     About::Release { .. } => ("release", json!({})),
-                    About::Undo { holder, .. } => ("undo", json!({ "holder": holder })),
+                    About::Undo { ask, .. } => ("undo", json!({ "holder": ask.holder })),
                 };
                 let mut written = json!({
                     "call": call.number, "on": call.on, "open": call.opens, "names": call.names,
