@@ -8,7 +8,6 @@ use crate::lease_state::{Ask, EventKind, Lead, LeadState};
 use crate::statements::{Names, RowTable, holder_of_process, millis, quoted, span, unique_holder};
 use crate::transaction::{Guardable, Guards, Under};
 use serde_json::{Value, json};
-use std::collections::VecDeque;
 use std::error::Error as StdError;
 use std::fmt::Display;
 use std::sync::Arc;
@@ -120,21 +119,21 @@ impl Fence {
         // If the answer to an acquire was lost, its own holder takes the grant over.
         let request = || self.lease(name).ttl(ttl).reclaim(unique_holder()).wait(Duration::MAX);
         let mut lead = LeadState::new(millis(ttl), self.0.spread);
-        let (mut next, mut outcome, mut held) = (VecDeque::from(lead.start()), Ok(None), None);
-        while let Some(step) = next.pop_front() {
-            let stopped = stop.is_cancelled() && !matches!(step, Lead::Work | Lead::End(_));
-            next.extend(match step {
-                _ if stopped => lead.stop(),
+        let (mut next, mut outcome, mut held) = (Some(lead.start()), Ok(None), None);
+        while let Some(step) = next {
+            let waits = matches!(step, Lead::Acquire | Lead::Pause { .. });
+            next = match step {
+                _ if waits && stop.is_cancelled() => lead.stop(),
                 Lead::Acquire => tokio::select! {
                     acquired = request().acquire() => match acquired {
                         Ok(lease) => {
                             held = Some(lease);
-                            lead.granted(now())
+                            Some(lead.granted(now()))
                         }
                         Err(error) => {
                             let cause = Error::cause(&error, true);
                             outcome = Err(error.into());
-                            lead.not_granted(now(), cause)
+                            Some(lead.not_granted(now(), cause))
                         }
                     },
                     () = stop.cancelled() => lead.stop(),
@@ -147,31 +146,31 @@ impl Fence {
                     match done.unwrap_or_else(|loss| Err(loss.into())) {
                         Ok(done) => {
                             outcome = Ok(Some(done));
-                            lead.work_done()
+                            Some(lead.work_done())
                         }
                         Err(error) => {
                             let cause = Error::cause(&*error, false);
                             outcome = Err(error);
-                            lead.work_failed(now(), cause, is_lost)
+                            Some(lead.work_failed(now(), cause, is_lost))
                         }
                     }
                 }
-                Lead::Pause(pause) => match clock::within(span(pause), stop.cancelled()).await {
-                    Some(()) => lead.stop(),
-                    None => lead.tick(now()),
-                },
-                Lead::LeadsNoMore { cause, has_led } => {
-                    let error = outcome.as_ref().err().map_or(cause, ToString::to_string);
-                    log::warn!("{name} leads no more, and it is tried again: {error}");
-                    if has_led {
+                Lead::Pause { pause, begins, has_led } => {
+                    if let (true, Err(error)) = (begins, &outcome) {
+                        log::warn!("{name} leads no more, and it is tried again: {error}");
+                    }
+                    if begins && has_led {
                         let (names, kind) = (vec![name.to_owned()], EventKind::Interrupted);
                         self.0.event(Event { kind, names, token: 0, remaining: Duration::ZERO });
                     }
-                    Vec::new()
+                    match clock::within(span(pause), stop.cancelled()).await {
+                        Some(()) => lead.stop(),
+                        None => lead.tick(now()),
+                    }
                 }
-                Lead::End(Some(_)) => return outcome,
-                Lead::End(None) => break,
-            });
+                Lead::Fail => return outcome,
+                Lead::End => break,
+            };
         }
         // After a stop the last error is none of the caller's.
         Ok(outcome.unwrap_or_default())

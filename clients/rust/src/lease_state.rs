@@ -519,15 +519,10 @@ impl LeaseStates {
 
     /// The connection of a call that opens one is there, and the call is sent next.
     pub fn sent(&mut self, number: u64) {
-        let now = self.now;
-        if let Some(pending) = self.calls.get_mut(&number).filter(|one| one.sent.is_none()) {
-            (pending.sent, pending.until) = (Some(now), now + pending.call.limit);
-            self.is_sent(number);
-        }
-    }
-
-    fn is_sent(&mut self, number: u64) {
-        if let About::Leases { leases, .. } = &self.calls[&number].call.about {
+        let pending = self.calls.get_mut(&number).filter(|one| one.sent.is_none());
+        let Some(Pending { call, sent, until }) = pending else { return };
+        (*sent, *until) = (Some(self.now), self.now + call.limit);
+        if let About::Leases { leases, .. } = &call.about {
             let ids = leases.iter().map(|(id, _)| *id);
             each(&mut self.leases, ids, |l| l.is_answered = false);
         }
@@ -737,7 +732,7 @@ impl LeaseStates {
         let leases = all.iter().map(|l| (l.id, l.ask.names.len())).collect();
         let ttls = all.iter().map(|l| l.ask.ttl).collect();
         let about = About::Leases { leases, ttls, table: all[0].ask.table.clone() };
-        let (limit, pairs) = (self.limit(NEVER).min(self.longest_beat), pairs(all));
+        let (limit, pairs) = (self.limit().min(self.longest_beat), pairs(all));
         self.start(place, limit, pairs, about);
     }
 
@@ -751,36 +746,34 @@ impl LeaseStates {
     ) {
         self.last_call += 1;
         let number = self.last_call;
-        let (on, sent, until) = match self.on(place) {
-            Some(on) => (on, Some(self.now), self.now + limit),
-            None => {
-                self.last_connection += 1;
-                let connection = Connection { place: Some(place), errors: 0 };
-                self.connections.insert(self.last_connection, connection);
-                (self.last_connection, None, self.now + limit.max(SHORTEST_OPENING))
-            }
-        };
+        let (open, until) = (self.on(place), self.now + limit.max(SHORTEST_OPENING));
+        let on = open.unwrap_or_else(|| {
+            self.last_connection += 1;
+            let connection = Connection { place: Some(place), errors: 0 };
+            self.connections.insert(self.last_connection, connection);
+            self.last_connection
+        });
         if place == Place::Shared {
             self.calling = Some(number);
         }
-        let opens = sent.is_none();
+        let opens = open.is_none();
         let call = Arc::new(Call { number, on, opens, limit, names, tokens, about });
-        self.calls.insert(number, Pending { call: call.clone(), sent, until });
+        self.calls.insert(number, Pending { call: call.clone(), sent: None, until });
         if !opens {
-            self.is_sent(number);
+            self.sent(number);
         }
         self.effects.push(Effect::Call(call));
     }
 
-    /// A third of the smallest ttl of all that are held, and of what is asked for.
-    fn limit(&self, ttl: i64) -> i64 {
-        let ttls = self.leases.values().filter(|l| l.lives()).map(|l| l.ask.ttl);
-        (ttls.fold(ttl, i64::min) / 3).min(LONGEST_CALL)
+    /// A third of the smallest ttl of all that are held.
+    fn limit(&self) -> i64 {
+        let ttls = self.leases.values().filter(|l| l.lives()).map(|l| l.ask.ttl / 3);
+        ttls.fold(LONGEST_CALL, i64::min)
     }
 
     /// How long conflicts and releases are tried again.
     fn patience(&self, ttl: i64) -> i64 {
-        self.limit(ttl).max(LEAST_PATIENCE)
+        self.limit().min(ttl / 3).max(LEAST_PATIENCE)
     }
 
     fn pause(&self, ttl: i64) -> i64 {
@@ -890,32 +883,26 @@ impl LeaseStates {
             self.lose(id, if gone > 0 { Reason::Gone } else { Reason::Refused }, rest);
         } else if count("kept") == of.len() {
             let remaining = of.iter().map(|one| one.remaining.unwrap_or(0)).min().unwrap_or(0);
-            self.renewed(id, sent, remaining, again.unwrap_or(NEVER));
+            let (deadline, again) = (sent + window(remaining), again.unwrap_or(NEVER));
+            let bound = remaining / i64::from(BEATS_PER_TTL);
+            l.beat_at = sent + again.max(l.least(remaining)).min(bound);
+            if deadline <= now {
+                return;
+            }
+            (l.deadline, l.is_ending) = (deadline, false);
+            if l.holds() {
+                self.effects.push(l.event(now, EventKind::Renewed));
+            } else {
+                if !l.ask.is_session {
+                    self.hang_up(Place::Lease(id));
+                }
+                self.acquired(id);
+            }
         } else {
             let again = again.filter(|again| *again > 0 || got_on).unwrap_or(pause);
             // Out of locks: at once, in another transaction, as long as that helps.
             let least = if again == 0 { 0 } else { l.least(l.deadline - now) };
             l.beat_at = now + again.max(least);
-        }
-    }
-
-    fn renewed(&mut self, id: Id, sent: i64, remaining: i64, again: i64) {
-        let now = self.now;
-        let Some(l) = self.leases.get_mut(&id) else { return };
-        let (deadline, least) = (sent + window(remaining), l.least(remaining));
-        l.beat_at = sent + again.max(least).min(remaining / i64::from(BEATS_PER_TTL));
-        if deadline <= now {
-            return;
-        }
-        (l.deadline, l.is_ending) = (deadline, false);
-        if l.holds() {
-            self.effects.push(l.event(now, EventKind::Renewed));
-        } else {
-            if !l.ask.is_session {
-                self.hang_up(Place::Lease(id));
-            }
-            self.acquired(id);
-            self.finish(id, None, None);
         }
     }
 
@@ -952,7 +939,7 @@ impl LeaseStates {
     // Acquires
 
     fn try_to_acquire(&mut self, id: Id) {
-        let (of_all, now) = (self.limit(NEVER), self.now);
+        let (of_all, now) = (self.limit(), self.now);
         let Some(r) = self.requests.get_mut(&id) else { return };
         r.is_asking = true;
         let (is_own, own) = (r.ask.is_own(), own_limit(r.ask.ttl));
@@ -990,16 +977,16 @@ impl LeaseStates {
             self.give_back(id, false);
         } else if is_believed {
             self.acquired(id);
-            self.finish(id, None, None);
         }
     }
 
-    /// Tells that the lease is held from now on.
+    /// Tells that the lease is held from now on, and answers its acquire.
     fn acquired(&mut self, id: Id) {
         let Some(l) = self.leases.get_mut(&id) else { return };
         l.state = State::Held;
         l.at_most = l.ask.at_most.map_or(NEVER, |longest| self.now + longest);
         self.effects.push(l.event(self.now, EventKind::Acquired));
+        self.finish(id, None, None);
     }
 
     fn taken(&mut self, id: Id, sent: i64, holder: String, remaining: i64, state: &str) {
@@ -1180,7 +1167,7 @@ impl LeaseStates {
                 first.is_in_doubt |= other.is_in_doubt;
             }
         }
-        let (of_all, place) = (self.limit(NEVER), self.place_of_release(number));
+        let (of_all, place) = (self.limit(), self.place_of_release(number));
         let Some(release) = self.releases.get_mut(&number) else { return };
         release.is_calling = true;
         let smallest = release.leases.iter().map(|l| l.ask.ttl).min().unwrap_or(NEVER);
@@ -1398,14 +1385,15 @@ pub struct LeadState {
 pub enum Lead {
     Acquire,
     Work,
-    Pause(i64),
-    /// The end, which is by an error if it is not by the work or a stop.
-    End(Option<String>),
-    /// A line of the log; and the event `interrupted`, if it has led.
-    LeadsNoMore {
-        cause: String,
+    /// If an outage begins it is a line of the log; and the event `interrupted`, if it has led.
+    Pause {
+        pause: i64,
+        begins: bool,
         has_led: bool,
     },
+    /// The end by the work or a stop; or by the last error.
+    End,
+    Fail,
 }
 
 impl LeadState {
@@ -1413,62 +1401,50 @@ impl LeadState {
         LeadState { ttl, spread, ..LeadState::default() }
     }
 
-    pub fn start(&mut self) -> Vec<Lead> {
+    pub fn start(&mut self) -> Lead {
         self.at = None;
-        vec![Lead::Acquire]
+        Lead::Acquire
     }
 
-    pub fn granted(&mut self, now: i64) -> Vec<Lead> {
+    pub fn granted(&mut self, now: i64) -> Lead {
         (self.is_leading, self.since) = (true, now);
-        vec![Lead::Work]
+        Lead::Work
     }
 
-    pub fn work_done(&mut self) -> Vec<Lead> {
-        vec![Lead::End(None)]
+    pub fn work_done(&mut self) -> Lead {
+        Lead::End
     }
 
     /// The cause is the kind of the work's error. A lost lease is no end, whatever the error says.
-    pub fn work_failed(&mut self, now: i64, cause: &str, is_lost: bool) -> Vec<Lead> {
-        if !is_lost && !goes_on_after(cause) {
-            return vec![Lead::End(Some("work failed".to_owned()))];
-        }
+    pub fn work_failed(&mut self, now: i64, cause: &str, is_lost: bool) -> Lead {
         if now - self.since >= self.ttl.min(60_000) {
             self.failures = 0;
         }
-        self.again(now, cause)
+        if is_lost || goes_on_after(cause) { self.again(now) } else { Lead::Fail }
     }
 
-    pub fn not_granted(&mut self, now: i64, cause: &str) -> Vec<Lead> {
-        if goes_on_after(cause) {
-            self.again(now, cause)
-        } else {
-            vec![Lead::End(Some(cause.to_owned()))]
-        }
+    pub fn not_granted(&mut self, now: i64, cause: &str) -> Lead {
+        if goes_on_after(cause) { self.again(now) } else { Lead::Fail }
     }
 
     /// Lets the work end by itself.
-    pub fn stop(&mut self) -> Vec<Lead> {
+    pub fn stop(&mut self) -> Option<Lead> {
         self.at = None;
-        if self.is_leading { Vec::new() } else { vec![Lead::End(None)] }
+        (!self.is_leading).then_some(Lead::End)
     }
 
-    pub fn tick(&mut self, now: i64) -> Vec<Lead> {
-        if self.at.is_some_and(|at| now >= at) { self.start() } else { Vec::new() }
+    pub fn tick(&mut self, now: i64) -> Option<Lead> {
+        self.at.is_some_and(|at| now >= at).then(|| self.start())
     }
 
-    /// An outage is one line of the log. A candidate that has not led tells no event.
-    fn again(&mut self, now: i64, cause: &str) -> Vec<Lead> {
-        let mut all = Vec::new();
-        if self.failures == 0 {
-            all.push(Lead::LeadsNoMore { cause: cause.to_owned(), has_led: self.is_leading });
-        }
+    fn again(&mut self, now: i64) -> Lead {
+        let (begins, has_led) = (self.failures == 0, self.is_leading);
         let shortest = (self.ttl / 12).max(SHORTEST_PAUSE);
         let pause = (shortest << self.failures.min(20)).min(longest_wait(self.ttl));
         let pause = spread(pause, self.spread);
         self.failures += 1;
         (self.is_leading, self.at) = (false, Some(now + pause));
-        all.push(Lead::Pause(pause));
-        all
+        Lead::Pause { pause, begins, has_led }
     }
 }
 

@@ -278,31 +278,37 @@ impl Player {
 
     fn leads(&mut self, now: i64, of: &Value) -> Vec<Value> {
         let (lead, cause) = (&mut self.lead, text(&of["cause"]));
-        let all = match of["what"].as_str().expect("what a leader does") {
+        let what = text(&of["what"]);
+        let step = match &*what {
             "start" => {
                 lead.ttl = int(&of["ttl"]);
-                lead.start()
+                Some(lead.start())
             }
-            "granted" => lead.granted(now),
-            "work done" => lead.work_done(),
-            "work failed" => lead.work_failed(now, &cause, of["lost"] == true),
-            "not granted" => lead.not_granted(now, &cause),
+            "granted" => Some(lead.granted(now)),
+            "work done" => Some(lead.work_done()),
+            "work failed" => Some(lead.work_failed(now, &cause, of["lost"] == true)),
+            "not granted" => Some(lead.not_granted(now, &cause)),
             "stop" => lead.stop(),
             "tick" => lead.tick(now),
             other => panic!("a leader does not {other}"),
         };
-        let written = all.into_iter().flat_map(|one| match one {
-            Lead::Acquire => vec![json!({ "lead": "acquire" })],
-            Lead::Work => vec![json!({ "lead": "work" })],
-            Lead::Pause(pause) => vec![json!({ "lead": "pause", "pause": pause })],
-            Lead::End(code) => vec![json!({ "lead": "end", "code": code })],
-            Lead::LeadsNoMore { cause, has_led } => {
+        match step {
+            None => Vec::new(),
+            Some(Lead::Acquire) => vec![json!({ "lead": "acquire" })],
+            Some(Lead::Work) => vec![json!({ "lead": "work" })],
+            Some(Lead::Pause { pause, begins, has_led }) => {
+                let log = begins.then(|| json!({ "log": "leads no more", "code": cause }));
                 let event = json!({ "event": "interrupted", "code": cause });
-                let log = json!({ "log": "leads no more", "code": cause });
-                [log].into_iter().chain(has_led.then_some(event)).collect()
+                let event = Some(event).filter(|_| begins && has_led);
+                let pause = json!({ "lead": "pause", "pause": pause });
+                log.into_iter().chain(event).chain([pause]).collect()
             }
-        });
-        written.collect()
+            Some(Lead::End) => vec![json!({ "lead": "end" })],
+            Some(Lead::Fail) => {
+                let code = if what == "work failed" { what } else { cause };
+                vec![json!({ "lead": "end", "code": code })]
+            }
+        }
     }
 }
 
