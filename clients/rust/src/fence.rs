@@ -5,7 +5,7 @@ use crate::connection::{Connected, Opener, Tls, open};
 use crate::errors::Error;
 use crate::heartbeat::{Event, Heartbeat, Held, Setup, now};
 use crate::lease_state::{Ask, EventKind, Lead, LeadState};
-use crate::statements::{Names, RowTable, holder_of_process, millis, quoted, span, unique_holder};
+use crate::statements::{Names, RowTable, holder_of_process, millis, span, unique_holder};
 use crate::transaction::{Guardable, Guards, Under};
 use serde_json::{Value, json};
 use std::error::Error as StdError;
@@ -59,7 +59,7 @@ impl Fence {
 
     /// Another one, for an extension in a schema that is not in the search path.
     pub fn in_schema(self, schema: &str) -> Fence {
-        self.changed(|setup| setup.schema = format!("{}.", quoted(schema)))
+        self.changed(|setup| setup.schema = format!("\"{}\".", schema.replace('"', "\"\"")))
     }
 
     /// Another one, whose renewals have so long at most until another connection is tried, and not a

@@ -441,7 +441,8 @@ impl Heartbeat {
                 let state = error.code().map(|code| code.code().to_owned());
                 let has_ended = on.has_ended() || is_broken(&error);
                 let code = if has_ended { "ended" } else { "unreadable" };
-                let error = Error::from(error).of_call(&on.role, call.table());
+                let table = call.pairs.table.as_ref().map(|table| &*table.name);
+                let error = Error::from(error).of_call(&on.role, table);
                 Err((state.unwrap_or_else(|| code.to_owned()), Some(error)))
             }
         };

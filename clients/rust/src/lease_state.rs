@@ -107,20 +107,22 @@ pub enum About {
         reclaims: bool,
         wait: i64,
     },
-    /// Leases that are renewed, and how many names each has. The ttls are those of rows.
-    Leases {
-        leases: Vec<(Id, usize)>,
-        ttls: Vec<i64>,
-        table: Option<RowTable>,
-    },
-    Release {
-        number: u64,
-        table: Option<RowTable>,
-    },
+    /// Leases that are renewed, and how many names each has.
+    Leases(Vec<(Id, usize)>),
+    Release(u64),
     Undo {
         number: u64,
         ask: Arc<Ask>,
     },
+}
+
+/// The names that a call is of, and their tokens and ttls; of rows of a table their keys.
+#[derive(Clone, Default)]
+pub struct Pairs {
+    pub names: Vec<String>,
+    pub tokens: Vec<i64>,
+    pub ttls: Vec<i64>,
+    pub table: Option<RowTable>,
 }
 
 /// A statement that is to be sent.
@@ -130,8 +132,7 @@ pub struct Call {
     /// The connection is to be opened first.
     pub opens: bool,
     pub limit: i64,
-    pub names: Vec<String>,
-    pub tokens: Vec<i64>,
+    pub pairs: Pairs,
     pub about: About,
 }
 
@@ -522,7 +523,7 @@ impl LeaseStates {
         let pending = self.calls.get_mut(&number).filter(|one| one.sent.is_none());
         let Some(Pending { call, sent, until }) = pending else { return };
         (*sent, *until) = (Some(self.now), self.now + call.limit);
-        if let About::Leases { leases, .. } = &call.about {
+        if let About::Leases(leases) = &call.about {
             let ids = leases.iter().map(|(id, _)| *id);
             each(&mut self.leases, ids, |l| l.is_answered = false);
         }
@@ -550,10 +551,10 @@ impl LeaseStates {
             (&About::Acquire { id, .. }, Answer::Taken { holder, remaining, state }) => {
                 self.taken(id, sent, holder, remaining, &state);
             }
-            (About::Leases { leases, .. }, Answer::Kept(outcomes)) => {
+            (About::Leases(leases), Answer::Kept(outcomes)) => {
                 self.kept(leases, &outcomes, sent);
             }
-            (&About::Release { number, .. }, Answer::Released(is)) => {
+            (&About::Release(number), Answer::Released(is)) => {
                 self.release_answered(number, &is);
             }
             (&About::Undo { number, .. }, Answer::Undone(count)) => self.undone(number, count),
@@ -578,8 +579,8 @@ impl LeaseStates {
         }
         match &call.about {
             About::Acquire { id, .. } => self.acquire_failed(*id, sent, call.limit, code),
-            About::Leases { leases, .. } => self.keep_failed(leases, code, is_opening),
-            About::Release { number, .. } => self.release_failed(*number, code, is_opening),
+            About::Leases(leases) => self.keep_failed(leases, code, is_opening),
+            About::Release(number) => self.release_failed(*number, code, is_opening),
             About::Undo { number, .. } => self.undo_failed(*number, code),
         }
     }
@@ -666,7 +667,7 @@ impl LeaseStates {
             let Some(undo) = self.undos.get_mut(&number) else { continue };
             undo.is_calling = true;
             let (ask, limit) = (undo.ask.clone(), own_limit(undo.ask.ttl));
-            let pairs = (ask.names.clone(), Vec::new());
+            let pairs = Pairs { names: ask.names.clone(), ..Pairs::default() };
             self.start(Place::Undo(number), limit, pairs, About::Undo { number, ask });
         }
         for id in self.ids(|l| self.is_own(l) && !l.is_calling && l.beat_at <= now) {
@@ -729,21 +730,13 @@ impl LeaseStates {
     fn keep(&mut self, ids: &[Id], place: Place) {
         each(&mut self.leases, ids.iter().copied(), |l| l.is_calling = true);
         let all: Vec<_> = ids.iter().map(|id| &self.leases[id]).collect();
-        let leases = all.iter().map(|l| (l.id, l.ask.names.len())).collect();
-        let ttls = all.iter().map(|l| l.ask.ttl).collect();
-        let about = About::Leases { leases, ttls, table: all[0].ask.table.clone() };
+        let about = About::Leases(all.iter().map(|l| (l.id, l.ask.names.len())).collect());
         let (limit, pairs) = (self.limit().min(self.longest_beat), pairs(all));
         self.start(place, limit, pairs, about);
     }
 
     /// Sends a call, over the connection of that place, which is opened if there is none.
-    fn start(
-        &mut self,
-        place: Place,
-        limit: i64,
-        (names, tokens): (Vec<String>, Vec<i64>),
-        about: About,
-    ) {
+    fn start(&mut self, place: Place, limit: i64, pairs: Pairs, about: About) {
         self.last_call += 1;
         let number = self.last_call;
         let (open, until) = (self.on(place), self.now + limit.max(SHORTEST_OPENING));
@@ -757,7 +750,7 @@ impl LeaseStates {
             self.calling = Some(number);
         }
         let opens = open.is_none();
-        let call = Arc::new(Call { number, on, opens, limit, names, tokens, about });
+        let call = Arc::new(Call { number, on, opens, limit, pairs, about });
         self.calls.insert(number, Pending { call: call.clone(), sent: None, until });
         if !opens {
             self.sent(number);
@@ -790,11 +783,11 @@ impl LeaseStates {
         self.calling.take_if(|calling| *calling == number);
         match &ended.call.about {
             About::Acquire { id, .. } => each(&mut self.requests, [*id], |r| r.is_asking = false),
-            About::Leases { leases, .. } => {
+            About::Leases(leases) => {
                 let ids = leases.iter().map(|(id, _)| *id);
                 each(&mut self.leases, ids, |l| l.is_calling = false);
             }
-            About::Release { number, .. } => {
+            About::Release(number) => {
                 each(&mut self.releases, [*number], |one| one.is_calling = false);
             }
             About::Undo { number, .. } => {
@@ -949,7 +942,8 @@ impl LeaseStates {
         let limit = wait + if is_own { own } else { own.min(of_all) };
         let place = if is_own { Place::Request(id) } else { Place::Shared };
         let reclaims = r.ask.reclaims || r.doubt.is_some() && r.ask.may_reclaim();
-        let (ask, pairs) = (r.ask.clone(), (r.ask.names.clone(), Vec::new()));
+        let ask = r.ask.clone();
+        let pairs = Pairs { names: ask.names.clone(), ..Pairs::default() };
         self.start(place, limit, pairs, About::Acquire { id, ask, reclaims, wait });
     }
 
@@ -1171,9 +1165,8 @@ impl LeaseStates {
         let Some(release) = self.releases.get_mut(&number) else { return };
         release.is_calling = true;
         let smallest = release.leases.iter().map(|l| l.ask.ttl).min().unwrap_or(NEVER);
-        let (limit, table) = (of_all.min(own_limit(smallest)), release.table().cloned());
-        let pairs = pairs(&release.leases);
-        self.start(place, limit, pairs, About::Release { number, table });
+        let (limit, pairs) = (of_all.min(own_limit(smallest)), pairs(&release.leases));
+        self.start(place, limit, pairs, About::Release(number));
     }
 
     /// The connection of a session lease serves if there is no shared one.
@@ -1280,10 +1273,17 @@ impl LeaseStates {
     }
 }
 
-/// The names of these, and their tokens.
-fn pairs<'l>(leases: impl IntoIterator<Item = &'l Lease>) -> (Vec<String>, Vec<i64>) {
-    let pairs = |l: &'l Lease| l.pending().iter().map(|name| (name.clone(), l.token));
-    leases.into_iter().flat_map(pairs).unzip()
+fn pairs<'l>(leases: impl IntoIterator<Item = &'l Lease>) -> Pairs {
+    let mut pairs = Pairs::default();
+    for l in leases {
+        pairs.table.clone_from(&l.ask.table);
+        for name in l.pending() {
+            pairs.names.push(name.clone());
+            pairs.tokens.push(l.token);
+            pairs.ttls.push(l.ask.ttl);
+        }
+    }
+    pairs
 }
 
 /// Changes those that are there.

@@ -1,7 +1,7 @@
 //! What a caller asks for, and the statements that ask it of the server.
 
 use crate::errors::Error;
-use crate::lease_state::{About, Answer, Ask, Call, Id, NEVER, Outcome};
+use crate::lease_state::{About, Answer, Ask, Call, Id, NEVER, Outcome, Pairs};
 use serde_json::{Value, json};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::{Mutex, PoisonError};
@@ -85,16 +85,7 @@ impl Call {
     pub fn acquire(&self) -> Option<Id> {
         match &self.about {
             About::Acquire { id, .. } => Some(*id),
-            About::Leases { leases, table: Some(_), .. } => leases.first().map(|(id, _)| *id),
-            _ => None,
-        }
-    }
-
-    pub fn table(&self) -> Option<&str> {
-        match &self.about {
-            About::Leases { table, .. } | About::Release { table, .. } => {
-                table.as_ref().map(|table| &*table.name)
-            }
+            About::Leases(rows) if self.pairs.table.is_some() => rows.first().map(|(id, _)| *id),
             _ => None,
         }
     }
@@ -156,15 +147,21 @@ const ACQUIRE: &str = "SELECT granted, taken.* FROM lease_acquire(
 const ACQUIRE_ALL: &str = "SELECT granted, taken.* FROM lease_acquire_all(
         $1::text[], $2::text, $3::interval, $4::jsonb, $5::boolean)";
 
-const KEPT: &str = "SELECT outcome, extract(epoch FROM remaining)::float8,
-        extract(epoch FROM again_in)::float8, code";
+const KEEP: &str = "SELECT outcome, extract(epoch FROM remaining)::float8,
+        extract(epoch FROM again_in)::float8, code
+    FROM lease_keep($1::text[], $2::bigint[])";
+
+const KEEP_ROWS: &str = "SELECT outcome, extract(epoch FROM remaining)::float8,
+        extract(epoch FROM again_in)::float8, code
+    FROM lease_keep_rows($3::text::regclass, $4::text[]::name[], $1::text[]::jsonb[],
+        $2::bigint[], $7::text[]::interval[], $5::name, $6::name)";
 
 const RELEASE: &str = "SELECT lease_release(x.name, x.token) IS NOT NULL
     FROM set_config('lock_timeout', $3, true), unnest($1::text[], $2::bigint[]) AS x(name, token)";
 
-const RELEASE_ROWS: &str = "SELECT lease_release_rows($4::text::regclass, $5::text[]::name[],
-        $1::text[]::jsonb[], $2::bigint[], $6::name, $7::name) IS NOT NULL
-    FROM set_config('lock_timeout', $3, true)";
+const RELEASE_ROWS: &str = "SELECT lease_release_rows($3::text::regclass, $4::text[]::name[],
+        $1::text[]::jsonb[], $2::bigint[], $5::name, $6::name) IS NOT NULL
+    FROM set_config('lock_timeout', $7, true)";
 
 /// Releases what a holder has of these names.
 const UNDO: &str = "SELECT count(lease_release(n.name, i.first_token))
@@ -174,11 +171,11 @@ const UNDO: &str = "SELECT count(lease_release(n.name, i.first_token))
 
 /// The statement of a call.
 pub(crate) fn of(schema: &str, call: &Call) -> Statement {
-    let (names, tokens) = (call.names.clone(), call.tokens.clone());
+    let Pairs { names, tokens, ttls, table } = call.pairs.clone();
     // How long a release waits for the lock of somebody's open transaction.
     let lock_timeout = (call.limit / 4).max(10).to_string();
-    let mut statement = match &call.about {
-        About::Acquire { ask, reclaims, wait, .. } => {
+    let mut statement = match (&call.about, table) {
+        (About::Acquire { ask, reclaims, wait, .. }, _) => {
             let Ask { holder, metadata, is_shared, slots, is_session, .. } = Ask::clone(ask);
             let metadata = metadata.as_ref().map(Value::to_string);
             let sql = if names.len() == 1 { ACQUIRE } else { ACQUIRE_ALL };
@@ -188,32 +185,22 @@ pub(crate) fn of(schema: &str, call: &Call) -> Statement {
                 interval(*wait) => TEXT, is_shared => BOOL, slots => INT4, *reclaims => BOOL
             )
         }
-        About::Leases { table: Some(table), ttls, .. } => {
-            let RowTable { name, keys, fence, deadline } = table.clone();
-            let ttls: Vec<_> = ttls.iter().copied().map(interval).collect();
-            let from = "lease_keep_rows($3::text::regclass, $4::text[]::name[],
-                $1::text[]::jsonb[], $2::bigint[], $5::text[]::interval[], $6::name, $7::name)";
+        (About::Leases(_), Some(RowTable { name, keys, fence, deadline })) => {
+            let ttls: Vec<_> = ttls.into_iter().map(interval).collect();
             statement!(
-                format!("{KEPT} FROM {from}"), names => TEXT_ARRAY, tokens => INT8_ARRAY,
-                name => TEXT, keys => TEXT_ARRAY, ttls => TEXT_ARRAY,
-                fence => TEXT, deadline => TEXT
+                KEEP_ROWS, names => TEXT_ARRAY, tokens => INT8_ARRAY, name => TEXT,
+                keys => TEXT_ARRAY, fence => TEXT, deadline => TEXT, ttls => TEXT_ARRAY
             )
         }
-        About::Leases { .. } => {
-            let sql = format!("{KEPT} FROM lease_keep($1::text[], $2::bigint[])");
-            statement!(sql, names => TEXT_ARRAY, tokens => INT8_ARRAY)
-        }
-        About::Release { table: Some(table), .. } => {
-            let RowTable { name, keys, fence, deadline } = table.clone();
-            statement!(
-                RELEASE_ROWS, names => TEXT_ARRAY, tokens => INT8_ARRAY, lock_timeout => TEXT,
-                name => TEXT, keys => TEXT_ARRAY, fence => TEXT, deadline => TEXT
-            )
-        }
-        About::Release { .. } => statement!(
+        (About::Leases(_), None) => statement!(KEEP, names => TEXT_ARRAY, tokens => INT8_ARRAY),
+        (About::Release(_), Some(RowTable { name, keys, fence, deadline })) => statement!(
+            RELEASE_ROWS, names => TEXT_ARRAY, tokens => INT8_ARRAY, name => TEXT,
+            keys => TEXT_ARRAY, fence => TEXT, deadline => TEXT, lock_timeout => TEXT
+        ),
+        (About::Release(_), None) => statement!(
             RELEASE, names => TEXT_ARRAY, tokens => INT8_ARRAY, lock_timeout => TEXT
         ),
-        About::Undo { ask, .. } => {
+        (About::Undo { ask, .. }, _) => {
             let holder = ask.holder.clone();
             statement!(UNDO, names => TEXT_ARRAY, lock_timeout => TEXT, holder => TEXT)
         }
@@ -236,7 +223,7 @@ pub(crate) fn read(call: &Call, rows: &[Row]) -> Option<Answer> {
                 },
             })
         }
-        About::Leases { .. } => {
+        About::Leases(_) => {
             let outcome = |row: &Row| {
                 Some(Outcome {
                     is: row.try_get(0).ok()?,
@@ -247,9 +234,7 @@ pub(crate) fn read(call: &Call, rows: &[Row]) -> Option<Answer> {
             };
             Some(Answer::Kept(all(call, rows, outcome)?))
         }
-        About::Release { .. } => {
-            Some(Answer::Released(all(call, rows, |row| row.try_get(0).ok())?))
-        }
+        About::Release(_) => Some(Answer::Released(all(call, rows, |row| row.try_get(0).ok())?)),
         About::Undo { .. } => Some(Answer::Undone(rows.first()?.try_get(0).ok()?)),
     }
 }
@@ -257,7 +242,7 @@ pub(crate) fn read(call: &Call, rows: &[Row]) -> Option<Answer> {
 /// A row for each name of the call.
 fn all<T>(call: &Call, rows: &[Row], read: impl Fn(&Row) -> Option<T>) -> Option<Vec<T>> {
     let all: Vec<T> = rows.iter().map(read).collect::<Option<_>>()?;
-    Some(all).filter(|all| all.len() == call.names.len())
+    Some(all).filter(|all| all.len() == call.pairs.names.len())
 }
 
 /// A column with seconds, in milliseconds that are rounded down. The outer None: it is no number.
@@ -269,15 +254,12 @@ fn milliseconds(row: &Row, at: usize) -> Option<Option<i64>> {
 /// The process of the server, and when its transaction began, which no other one of it has.
 pub(crate) type Place = (i32, f64);
 
-/// The columns by which a transaction can be found again.
-const PLACE: &str = "pg_backend_pid(), extract(epoch FROM now())::float8";
-
-/// A statement of a transaction counts the rows for which this is not NULL. `$1` are its pairs, as
-/// JSON, which every driver can send. Their order is the same everywhere, so that no two
-/// transactions wait for each other.
+/// A statement of a transaction counts the rows for which this is not NULL, and tells its place.
+/// `$1` are its pairs, as JSON, which every driver can send. Their order is the same everywhere, so
+/// that no two transactions wait for each other.
 pub(crate) fn counted(function: &str) -> String {
     format!(
-        "SELECT count({function}), {PLACE} FROM (
+        "SELECT count({function}), pg_backend_pid(), extract(epoch FROM now())::float8 FROM (
             SELECT * FROM jsonb_to_recordset($1::text::jsonb) AS x(name text, token bigint,
                 holder text, relation regclass, keys name[], fence name, deadline name)
             ORDER BY relation, name COLLATE \"C\") AS x"
@@ -302,10 +284,6 @@ impl RowTable {
             "deadline": deadline,
         })
     }
-}
-
-pub(crate) fn quoted(name: &str) -> String {
-    format!("\"{}\"", name.replace('"', "\"\""))
 }
 
 /// Ends what hangs in these transactions, and not the ROLLBACK that comes after it. It returns a

@@ -186,7 +186,7 @@ impl Player {
                 state: text(&of["taken"]["state"]),
             },
             About::Acquire { .. } => Answer::Granted(int(&rows[0][1])),
-            About::Leases { .. } => {
+            About::Leases(_) => {
                 let outcome = |row: &Value| Outcome {
                     is: text(&row[0]),
                     remaining: row[1].as_i64(),
@@ -195,9 +195,7 @@ impl Player {
                 };
                 Answer::Kept(rows.iter().map(outcome).collect())
             }
-            About::Release { .. } => {
-                Answer::Released(rows.iter().map(|row| !row.is_null()).collect())
-            }
+            About::Release(_) => Answer::Released(rows.iter().map(|row| !row.is_null()).collect()),
             About::Undo { .. } => Answer::Undone(int(&rows[0])),
         }
     }
@@ -215,14 +213,16 @@ impl Player {
                         let more = json!({ "holder": holder, "reclaim": reclaims, "wait": wait, "for": of });
                         ("acquire", more)
                     }
-                    About::Leases { table: Some(_), .. } => ("keep_row", json!({})),
-                    About::Leases { .. } => ("keep", json!({})),
-                    About::Release { .. } => ("release", json!({})),
+                    About::Leases(_) if call.pairs.table.is_some() => ("keep_row", json!({})),
+                    About::Leases(_) => ("keep", json!({})),
+                    About::Release(_) => ("release", json!({})),
                     About::Undo { ask, .. } => ("undo", json!({ "holder": ask.holder })),
                 };
+                let Pairs { names, tokens, table, .. } = &call.pairs;
                 let mut written = json!({
-                    "call": call.number, "on": call.on, "open": call.opens, "names": call.names,
-                    "tokens": call.tokens, "limit": call.limit, "table": call.table(), "do": what,
+                    "call": call.number, "on": call.on, "open": call.opens, "names": names,
+                    "tokens": tokens, "limit": call.limit, "do": what,
+                    "table": table.as_ref().map(|table| &table.name),
                 });
                 let fields = more.as_object().into_iter().flatten();
                 fields.for_each(|(field, of)| written[field] = of.clone());
