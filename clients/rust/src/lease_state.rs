@@ -294,7 +294,7 @@ struct Request {
 }
 
 /// A call was sent and has had no answer: until then it may still be carried out.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 struct Doubt {
     sent: i64,
     until: i64,
@@ -319,6 +319,7 @@ impl Request {
 }
 
 /// Releases what an acquire in doubt may have been granted.
+#[derive(Default)]
 struct Undo {
     ask: Arc<Ask>,
     doubt: Doubt,
@@ -328,6 +329,7 @@ struct Undo {
 }
 
 /// Leases that are given back together.
+#[derive(Default)]
 struct Release {
     leases: Vec<Lease>,
     at: i64,
@@ -957,10 +959,9 @@ impl LeaseStates {
         let is_believed = now < first_beat;
         let (deadline, beat_at) =
             if is_believed { (sent + window(ttl), first_beat) } else { (now + ttl, now) };
-        let (at_most, is_answered) = (NEVER, true);
-        let more = Lease::default();
-        self.leases
-            .insert(id, Lease { id, ask, token, deadline, beat_at, at_most, is_answered, ..more });
+        let (at_most, is_answered, more) = (NEVER, true, Lease::default());
+        let lease = Lease { id, ask, token, deadline, beat_at, at_most, is_answered, ..more };
+        self.leases.insert(id, lease);
         if is_session || !is_over && !is_believed {
             // The server counts from a later moment: a renewal confirms the lease, over the same
             // connection.
@@ -1039,6 +1040,7 @@ impl LeaseStates {
     fn acquire_failed(&mut self, id: Id, sent: Option<i64>, limit: i64, code: &str) {
         let now = self.now;
         let patience = self.requests.get(&id).map_or(0, |r| self.patience(r.ask.ttl));
+        let is_told = self.requests.values().any(|r| r.is_out && !r.is_over);
         let Some(r) = self.requests.get_mut(&id) else { return };
         if code == "unsent" {
             r.at = now;
@@ -1057,27 +1059,24 @@ impl LeaseStates {
             (until, longest) = (until.max(r.begun + patience), TRY_AGAIN);
         }
         let may_pass = is_conflict(code) || is_of_connection(code);
-        let (is_doubt, reclaims) = (r.doubt.is_some(), r.ask.may_reclaim());
-        let is_stuck = is_doubt && !reclaims;
-        let pause = spread(growing(r.tries, longest), self.spread).min((until - now).max(1));
-        r.at = now;
-        if is_doubt && reclaims && r.tries == 1 && is_of_connection(code) {
-            return;
-        }
-        if !may_pass || is_stuck || now >= until {
+        let is_stuck = r.doubt.is_some() && !r.ask.may_reclaim();
+        if r.doubt.is_some() && !is_stuck && r.tries == 1 && is_of_connection(code) {
+            r.at = now;
+        } else if !may_pass || is_stuck || now >= until {
+            let denial = denial(code, sent.is_none() && r.doubt.is_none());
             let is_state = code.len() == 5 && code.to_uppercase() == code;
-            let sqlstate = is_state.then(|| code.to_owned());
-            self.finish(id, Some(denial(code, sent.is_none() && !is_doubt)), sqlstate);
-            return;
-        }
-        if !is_conflict(code) {
-            // An outage is told once, however many wait for its end.
-            if !self.requests.values().any(|r| r.is_out && !r.is_over) {
-                self.effects.push(Effect::NotAcquired(id, code.to_owned()));
+            self.finish(id, Some(denial), is_state.then(|| code.to_owned()));
+        } else {
+            let pause = spread(growing(r.tries, longest), self.spread);
+            r.at = now + pause.min((until - now).max(1));
+            if !is_conflict(code) {
+                r.is_out = true;
+                // An outage is told once, however many wait for its end.
+                if !is_told {
+                    self.effects.push(Effect::NotAcquired(id, code.to_owned()));
+                }
             }
-            each(&mut self.requests, [id], |r| r.is_out = true);
         }
-        each(&mut self.requests, [id], |r| r.at = now + pause);
     }
 
     /// Has released what may have been granted, if the holder is nobody else's.
@@ -1087,9 +1086,9 @@ impl LeaseStates {
             && !self.is_done
             && let Some(doubt) = r.doubt.take()
         {
-            let (ask, at, tries, is_calling) = (r.ask.clone(), self.now, 0, false);
+            let (ask, at) = (r.ask.clone(), self.now);
             self.last_number += 1;
-            self.undos.insert(self.last_number, Undo { ask, doubt, at, tries, is_calling });
+            self.undos.insert(self.last_number, Undo { ask, doubt, at, ..Undo::default() });
         }
     }
 
@@ -1124,16 +1123,14 @@ impl LeaseStates {
     // What is given back
 
     fn give_back(&mut self, id: Id, is_in_doubt: bool) {
-        let Some(l) = self.leases.get(&id) else { return };
-        let (until, is_session) = (self.now + self.patience(l.ask.ttl), l.ask.is_session);
+        let Some(l) = self.leases.remove(&id) else { return };
+        let until = self.now + self.patience(l.ask.ttl);
         let is_in_doubt = is_in_doubt || l.is_ending || l.rests();
-        if !is_session {
+        if !l.ask.is_session {
             self.hang_up(Place::Lease(id));
         }
-        let leases = self.leases.remove(&id).into_iter().collect();
-        let (at, tries, is_calling) = (self.now, 0, false);
-        let is_alone = is_in_doubt;
-        self.add(Release { leases, at, until, tries, is_calling, is_in_doubt, is_alone });
+        let (leases, at, is_alone) = (vec![l], self.now, is_in_doubt);
+        self.add(Release { leases, at, until, is_in_doubt, is_alone, ..Release::default() });
     }
 
     fn add(&mut self, release: Release) {
@@ -1235,20 +1232,15 @@ impl LeaseStates {
 
     fn lose(&mut self, id: Id, reason: Reason, rest: Vec<String>) {
         let Some(l) = self.leases.get_mut(&id) else { return };
-        let (was_held, has_rest) = (l.holds(), !rest.is_empty());
+        let was_held = l.holds();
         (l.state, l.rest) = (State::Lost(reason), rest);
         if was_held {
-            let event = l.event(self.now, EventKind::Lost(reason));
-            self.effects.push(event);
-            return self.count(Some(reason));
-        }
-        if has_rest {
-            self.give_back(id, false);
+            self.effects.push(l.event(self.now, EventKind::Lost(reason)));
+            self.count(Some(reason));
         } else {
-            self.leases.remove(&id);
-            self.hang_up(Place::Lease(id));
+            self.release(id);
+            self.finish(id, Some(Denial::LeaseLost(reason)), None);
         }
-        self.finish(id, Some(Denial::LeaseLost(reason)), None);
     }
 
     /// Ends by the same input, for the same reason, are one line of the log.
