@@ -170,7 +170,7 @@ pub enum Denial {
 
 pub enum Effect {
     Call(Arc<Call>),
-    /// The connection ends at once, whatever hangs in it.
+    /// The connection ends, and nothing waits for what hangs in it.
     Cut(u64),
     /// The connection ends as it should.
     HangUp(u64),
@@ -345,6 +345,10 @@ impl Release {
         self.leases[0].ask.table.as_ref()
     }
 
+    fn is_due(&self, now: i64) -> bool {
+        !self.is_calling && self.at <= now
+    }
+
     fn wake(&self, is_free: bool) -> i64 {
         let is_next = is_free && !self.is_calling;
         if is_next { self.at.min(self.until) } else { self.until }
@@ -503,17 +507,17 @@ impl LeaseStates {
 
     pub fn close(&mut self) {
         self.closed_at.get_or_insert(self.now);
-        for id in self.requests.keys().copied().collect::<Vec<_>>() {
+        for id in keys(&self.requests, |_| true) {
             self.finish(id, Some(Denial::Closed), None);
         }
-        for id in self.ids(Lease::holds) {
+        for id in keys(&self.leases, Lease::holds) {
             self.give_back(id, false);
         }
     }
 
     /// What keeps the leases has died.
     pub fn died(&mut self) {
-        for id in self.ids(Lease::holds) {
+        for id in keys(&self.leases, Lease::holds) {
             self.lose(id, Reason::Keeper, self.leases[&id].ask.names.clone());
         }
     }
@@ -533,6 +537,7 @@ impl LeaseStates {
 
     pub fn answered(&mut self, number: u64, answer: Answer) {
         let Some(Pending { call, sent, .. }) = self.end_call(number) else { return };
+        let sent = sent.unwrap_or(self.now);
         (self.is_out, self.is_loss_logged) = (false, false);
         if let Some(connection) = self.connections.get_mut(&call.on) {
             connection.errors = 0;
@@ -541,14 +546,9 @@ impl LeaseStates {
                 self.effects.push(Effect::HangUp(call.on));
             }
         }
-        let sent = sent.unwrap_or(self.now);
-        if let About::Acquire { id, .. } = call.about {
-            each(&mut self.requests, [id], |r| r.is_out = false);
-        }
         match (&call.about, answer) {
             (&About::Acquire { id, .. }, Answer::Granted(token)) => {
                 self.granted(id, token, sent);
-                self.leave(id);
             }
             (&About::Acquire { id, .. }, Answer::Taken { holder, remaining, state }) => {
                 self.taken(id, sent, holder, remaining, &state);
@@ -627,7 +627,7 @@ impl LeaseStates {
 
     fn end_by_clock(&mut self, answered: u64) {
         let now = self.now;
-        for id in self.ids(|l| l.lives() && l.deadline.min(l.at_most) <= now) {
+        for id in keys(&self.leases, |l| l.lives() && l.deadline.min(l.at_most) <= now) {
             let l = &self.leases[&id];
             if l.holds() && l.at_most <= now {
                 self.lose(id, Reason::AtMost, l.ask.names.clone());
@@ -638,20 +638,18 @@ impl LeaseStates {
             }
         }
         let is_late = !self.is_done && self.closed_at.is_some_and(|at| now >= at + CLOSING);
-        let is_over =
-            |number: u64, call: &Pending| number != answered && call.until <= now || is_late;
+        let is_over = |one: &Pending| one.call.number != answered && one.until <= now || is_late;
         for number in keys(&self.calls, is_over) {
             self.failed(number, "no answer", true);
         }
         if is_late {
             self.undos.clear();
         }
-        let is_over =
-            |_, release: &Release| !release.is_calling && (is_late || release.until <= now);
+        let is_over = |release: &Release| !release.is_calling && (is_late || release.until <= now);
         for number in keys(&self.releases, is_over) {
             self.unconfirmed(number);
         }
-        for id in keys(&self.requests, |_, r| r.waits_for_turn()) {
+        for id in keys(&self.requests, |r| r.waits_for_turn()) {
             if now >= self.requests[&id].until + LONGEST_QUEUE {
                 self.finish(id, Some(Denial::NoConnection), None);
             }
@@ -662,17 +660,17 @@ impl LeaseStates {
 
     fn send(&mut self) {
         let now = self.now;
-        for id in keys(&self.requests, |_, r| r.ask.is_own() && r.is_due(now)) {
+        for id in keys(&self.requests, |r| r.ask.is_own() && r.is_due(now)) {
             self.try_to_acquire(id);
         }
-        for number in keys(&self.undos, |_, undo| !undo.is_calling && undo.at <= now) {
+        for number in keys(&self.undos, |undo| !undo.is_calling && undo.at <= now) {
             let Some(undo) = self.undos.get_mut(&number) else { continue };
             undo.is_calling = true;
             let (ask, limit) = (undo.ask.clone(), own_limit(undo.ask.ttl));
             let pairs = Pairs { names: ask.names.clone(), ..Pairs::default() };
             self.start(Place::Undo(number), limit, pairs, About::Undo { number, ask });
         }
-        for id in self.ids(|l| self.is_own(l) && !l.is_calling && l.beat_at <= now) {
+        for id in keys(&self.leases, |l| self.is_own(l) && !l.is_calling && l.beat_at <= now) {
             self.keep(&[id], Place::Lease(id));
         }
         if self.calling.is_none() {
@@ -685,10 +683,8 @@ impl LeaseStates {
         let now = self.now;
         let due = self.leases.values().filter(|l| self.is_beat_due(l, now));
         let beat = due.min_by_key(|l| l.beat_at);
-        let is_due = |release: &Release| release.at <= now && !release.is_calling;
-        let release = self.releases.iter().find(|(_, release)| is_due(release));
-        let request = self.requests.iter().find(|(_, r)| !r.ask.is_own() && r.is_due(now));
-        let (release, request) = (release.map(|(&at, _)| at), request.map(|(&id, _)| id));
+        let release = keys(&self.releases, |release| release.is_due(now)).first().copied();
+        let request = keys(&self.requests, |r| !r.ask.is_own() && r.is_due(now)).first().copied();
         // Heartbeats go first. After two of them something else has its turn.
         let is_others_turn = self.beats >= MOST_BEATS && (release.is_some() || request.is_some());
         if let Some(beat) = beat.filter(|_| !is_others_turn) {
@@ -773,10 +769,6 @@ impl LeaseStates {
 
     fn pause(&self, ttl: i64) -> i64 {
         spread((ttl / 12).clamp(SHORTEST_PAUSE, LONGEST_PAUSE), self.spread)
-    }
-
-    fn ids(&self, is: impl Fn(&Lease) -> bool) -> Vec<Id> {
-        self.leases.values().filter(|l| is(l)).map(|l| l.id).collect()
     }
 
     /// Takes a call that has ended out of the calls.
@@ -905,8 +897,7 @@ impl LeaseStates {
         let now = self.now;
         let lives = |id: &Id| self.leases.get(id).is_some_and(Lease::lives);
         let ids: Vec<_> = leases.iter().map(|(id, _)| *id).filter(lives).collect();
-        let is_of_connection = is_opening || is_of_connection(code) || code == "panicked";
-        let is_refused = !is_of_connection && matches!(code, "42501" | "42883" | "3F000");
+        let is_refused = !is_opening && matches!(code, "42501" | "42883" | "3F000");
         // What confirms a row may be wrong in itself: a name, or a value of the key.
         let is_wrong = !passes(code) && ids.iter().any(|id| self.leases[id].is_alone());
         let is_over = is_refused || is_wrong;
@@ -919,7 +910,7 @@ impl LeaseStates {
         } else if !is_over && !self.is_out && !ids.is_empty() {
             self.effects.push(Effect::NotRenewed(code.to_owned()));
             self.is_out = true;
-            if self::is_of_connection(code) {
+            if is_of_connection(code) {
                 again = now;
             }
         }
@@ -952,7 +943,7 @@ impl LeaseStates {
     fn granted(&mut self, id: Id, token: i64, sent: i64) {
         let now = self.now;
         let Some(r) = self.requests.get_mut(&id) else { return };
-        (r.doubt, r.is_granted) = (None, true);
+        (r.doubt, r.is_granted, r.is_out) = (None, true, false);
         let (is_over, ask) = (r.is_over, r.ask.clone());
         let (ttl, is_session) = (ask.ttl, ask.is_session);
         let first_beat = sent + ttl / i64::from(BEATS_PER_TTL);
@@ -970,6 +961,7 @@ impl LeaseStates {
         }
         if is_over {
             self.give_back(id, false);
+            self.leave(id);
         } else if is_believed {
             self.acquired(id);
         }
@@ -987,6 +979,7 @@ impl LeaseStates {
     fn taken(&mut self, id: Id, sent: i64, holder: String, remaining: i64, state: &str) {
         let now = self.now;
         let Some(r) = self.requests.get_mut(&id) else { return };
+        r.is_out = false;
         // Its own first call, whose answer was lost, is not committed yet.
         let own = r.doubt.filter(|_| holder == r.ask.holder);
         if own.is_none() {
@@ -994,7 +987,6 @@ impl LeaseStates {
         }
         let until = own.map_or(r.until, |doubt| r.until.max(doubt.until));
         if r.is_over {
-            self.undo_doubt(id);
             self.leave(id);
         } else if now < until {
             let is_portion = r.ask.is_own() && r.ask.is_one() && own.is_none();
@@ -1019,22 +1011,25 @@ impl LeaseStates {
         r.is_over = true;
         let is_told = !matches!(denial, None | Some(Denial::LeaseTaken { .. }));
         let in_doubt = is_told && r.doubt.is_some();
-        let (is_asking, is_denied) = (r.is_asking, denial.is_some());
+        let is_denied = denial.is_some();
         self.effects.push(Effect::Reply { id, denial, sqlstate, in_doubt });
         if is_denied && self.leases.get(&id).is_some_and(Lease::lives) {
             self.give_back(id, false);
         }
-        if !is_asking {
-            self.undo_doubt(id);
-            self.leave(id);
-        }
+        self.leave(id);
     }
 
+    /// Forgets an acquire that is over. What may have been granted is released, if the holder is
+    /// nobody else's.
     fn leave(&mut self, id: Id) {
-        if self.requests.get(&id).is_some_and(|r| r.is_over && !r.is_asking) {
-            self.requests.remove(&id);
-            self.hang_up(Place::Request(id));
+        let Some(r) = self.requests.get(&id).filter(|r| r.is_over && !r.is_asking) else { return };
+        if let Some(doubt) = r.doubt.filter(|_| !r.ask.is_named && !self.is_done) {
+            let (ask, at) = (r.ask.clone(), self.now);
+            self.last_number += 1;
+            self.undos.insert(self.last_number, Undo { ask, doubt, at, ..Undo::default() });
         }
+        self.requests.remove(&id);
+        self.hang_up(Place::Request(id));
     }
 
     fn acquire_failed(&mut self, id: Id, sent: Option<i64>, limit: i64, code: &str) {
@@ -1042,25 +1037,21 @@ impl LeaseStates {
         let patience = self.requests.get(&id).map_or(0, |r| self.patience(r.ask.ttl));
         let is_told = self.requests.values().any(|r| r.is_out && !r.is_over);
         let Some(r) = self.requests.get_mut(&id) else { return };
-        if code == "unsent" {
-            r.at = now;
-            return self.leave(id);
-        }
         if let Some(sent) = sent.filter(|_| is_doubtful(code) && !r.ask.is_session) {
             r.doubt.get_or_insert(Doubt { sent, until: sent + limit });
         }
         if r.is_over {
-            self.undo_doubt(id);
             return self.leave(id);
         }
-        r.tries += 1;
+        r.tries += u32::from(code != "unsent");
         let (mut until, mut longest) = (r.until, longest_wait(r.ask.ttl));
         if is_conflict(code) {
             (until, longest) = (until.max(r.begun + patience), TRY_AGAIN);
         }
         let may_pass = is_conflict(code) || is_of_connection(code);
         let is_stuck = r.doubt.is_some() && !r.ask.may_reclaim();
-        if r.doubt.is_some() && !is_stuck && r.tries == 1 && is_of_connection(code) {
+        let is_first_doubt = r.doubt.is_some() && !is_stuck && r.tries == 1;
+        if code == "unsent" || is_first_doubt && is_of_connection(code) {
             r.at = now;
         } else if !may_pass || is_stuck || now >= until {
             let denial = denial(code, sent.is_none() && r.doubt.is_none());
@@ -1076,19 +1067,6 @@ impl LeaseStates {
                     self.effects.push(Effect::NotAcquired(id, code.to_owned()));
                 }
             }
-        }
-    }
-
-    /// Has released what may have been granted, if the holder is nobody else's.
-    fn undo_doubt(&mut self, id: Id) {
-        let Some(r) = self.requests.get_mut(&id) else { return };
-        if !r.ask.is_named
-            && !self.is_done
-            && let Some(doubt) = r.doubt.take()
-        {
-            let (ask, at) = (r.ask.clone(), self.now);
-            self.last_number += 1;
-            self.undos.insert(self.last_number, Undo { ask, doubt, at, ..Undo::default() });
         }
     }
 
@@ -1144,8 +1122,7 @@ impl LeaseStates {
         let Some(first) = self.releases.get(&number) else { return };
         if !first.is_alone {
             let is_like = |one: &Release| one.table() == first.table() && !one.is_alone;
-            let due = |_, one: &Release| is_like(one) && one.at <= now && !one.is_calling;
-            let due = keys(&self.releases, due);
+            let due = keys(&self.releases, |one| one.is_due(now) && is_like(one));
             let sizes = due
                 .iter()
                 .map(|number| self.releases[number].leases.iter().map(|l| l.ask.names.len()).sum());
@@ -1289,8 +1266,8 @@ fn each<T>(
     }
 }
 
-fn keys<T>(all: &BTreeMap<u64, T>, is: impl Fn(u64, &T) -> bool) -> Vec<u64> {
-    all.iter().filter(|(number, one)| is(**number, one)).map(|(number, _)| *number).collect()
+fn keys<T>(all: &BTreeMap<u64, T>, is: impl Fn(&T) -> bool) -> Vec<u64> {
+    all.iter().filter(|(_, one)| is(one)).map(|(number, _)| *number).collect()
 }
 
 /// How many of these have no more than that together; one in any case.
