@@ -1,6 +1,6 @@
 //! Refusals and losses, as types, and how to find them in an error of a driver or a pool.
 
-use crate::lease_state::{Ask, Denial, passes};
+use crate::lease_state::{Ask, Denial, is_in, passes};
 use crate::statements::span;
 use serde_json::{Map, Value};
 use std::error::Error as StdError;
@@ -61,13 +61,6 @@ pub struct Refused {
     pub message: String,
     pub hint: Option<String>,
     pub detail: Map<String, Value>,
-}
-
-impl Refused {
-    /// The class of its SQLSTATE, and the rest. A proxy may say anything.
-    fn class(&self) -> (&str, &str) {
-        self.sqlstate.split_at_checked(2).unwrap_or_default()
-    }
 }
 
 /// Why a lease is over.
@@ -155,15 +148,15 @@ impl Error {
     pub(crate) fn of_call(self, role: &str, table: Option<&str>) -> Error {
         let Some(told) = told_in(&self) else { return self };
         let role = if role.is_empty() { "…" } else { role }.to_owned();
-        match (told.class(), table) {
-            (("42", "883"), _) | (("3F", "000"), None) => Error::NotInstalled(told.message),
-            (("42", "501"), None) => Error::NotGranted { role, message: told.message },
-            (("42", "501"), Some(table)) => {
+        match (&*told.sqlstate, table) {
+            ("42883", _) | ("3F000", None) => Error::NotInstalled(told.message),
+            ("42501", None) => Error::NotGranted { role, message: told.message },
+            ("42501", Some(table)) => {
                 let message = format!("rows of {table} {NEED_RIGHTS}: {}", told.message);
                 Error::NotGranted { role, message }
             }
-            (("55", "P03"), _) => self,
-            (("PF" | "22" | "55" | "0A" | "53", _), _) => Error::Refused(told),
+            ("55P03", _) => self,
+            (state, _) if is_in(&["PF", "22", "55", "0A", "53"], state) => Error::Refused(told),
             _ => self,
         }
     }
@@ -247,9 +240,9 @@ pub fn classify(error: &(dyn StdError + 'static)) -> Option<Error> {
     let Some(told) = told_in(error) else {
         return chain(error).any(is_broken).then(|| lost(error.to_string(), None));
     };
-    match told.class() {
-        ("PF", _) => Some(Error::Refused(told)),
-        ("08", _) | ("25", "P03" | "P04") | ("57", "P01" | "P02" | "P03" | "P05") => {
+    match &*told.sqlstate {
+        state if is_in(&["PF"], state) => Some(Error::Refused(told)),
+        state if is_in(&["08", "25P03", "25P04", "57P01", "57P02", "57P03", "57P05"], state) => {
             Some(lost(told.message, Some(told.sqlstate)))
         }
         _ => None,

@@ -1301,17 +1301,20 @@ fn longest_wait(ttl: i64) -> i64 {
     (ttl / 3).clamp(SHORTEST_WAIT, LONGEST_PAUSE)
 }
 
+/// True if the SQLSTATE is one of these, or of one of these classes.
+pub fn is_in(all: &[&str], state: &str) -> bool {
+    all.iter().any(|one| state.starts_with(one))
+}
+
 /// True if another connection may help.
 fn is_of_connection(code: &str) -> bool {
-    matches!(code, "connect" | "unsent" | "ended" | "no answer" | "25006" | "53300")
-        || code.starts_with("08")
-        || code.starts_with("57P0")
+    let is_word = matches!(code, "connect" | "unsent" | "ended" | "no answer");
+    is_word || is_in(&["08", "57P0", "25006", "53300"], code)
 }
 
 /// True if a statement of an acquire fails for no longer than a while, as on a standby.
 pub fn passes(code: &str) -> bool {
-    let of_server = ["25", "40", "53", "55P03", "57", "58"];
-    of_server.iter().any(|class| code.starts_with(class)) || is_of_connection(code)
+    is_in(&["25", "40", "53", "55P03", "57", "58"], code) || is_of_connection(code)
 }
 
 /// True if the statement may have been carried out all the same.

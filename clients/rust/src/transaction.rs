@@ -295,25 +295,22 @@ impl Under {
 }
 
 /// The meaning of a refused commit.
-fn told_of_commit(error: Error) -> Error {
-    let lost = |message: &str, in_doubt| {
-        let (message, sqlstate) = (message.to_owned(), error.sqlstate());
-        Error::TransactionLost { message, sqlstate, in_doubt }
-    };
-    match (error.sqlstate().as_deref(), &error) {
-        (Some("25P02"), _) => lost("a statement of it has failed: all of it is rolled back", false),
+fn told_of_commit(mut error: Error) -> Error {
+    let sqlstate = error.sqlstate();
+    let (message, in_doubt) = match (sqlstate.as_deref(), &mut error) {
+        (Some("25P02"), _) => ("a statement of it has failed: all of it is rolled back", false),
         (Some("22P02" | "3B001"), _) => {
-            lost("the work has ended it itself: what came after that was not guarded", true)
+            ("the work has ended it itself: what came after that was not guarded", true)
         }
         // The server ends an idle transaction before it reads the commit.
-        (Some("25P03" | "25P04"), _) => error,
-        (_, Error::TransactionLost { message, .. }) => lost(message, true),
-        (_, Error::LeaseLost { names, reason, other_role, .. }) => {
-            let (names, reason, other_role) = (names.clone(), *reason, *other_role);
-            Error::LeaseLost { names, reason, other_role, in_doubt: true }
+        (Some("25P03" | "25P04"), _) => return error,
+        (_, Error::TransactionLost { in_doubt, .. } | Error::LeaseLost { in_doubt, .. }) => {
+            *in_doubt = true;
+            return error;
         }
-        _ => error,
-    }
+        _ => return error,
+    };
+    Error::TransactionLost { message: message.to_owned(), sqlstate, in_doubt }
 }
 
 impl Drop for Under {
@@ -402,15 +399,17 @@ impl<T: Open> Guarded<T> {
             under.last = Some(if is_whole { Stage::InDoubt } else { Stage::RolledBack });
         }
         let ended = under.or_loss(transaction.commit(is_whole)).await.map_err(told_of_commit);
-        let stage =
-            match &ended {
-                Ok(()) if is_whole => Stage::Committed,
-                Ok(()) => Stage::Inner,
-                Err(
-                    Error::TransactionLost { in_doubt, .. } | Error::LeaseLost { in_doubt, .. },
-                ) if is_whole && *in_doubt => Stage::InDoubt,
-                Err(_) => Stage::RolledBack,
-            };
+        let is_in_doubt = matches!(
+            ended,
+            Err(Error::TransactionLost { in_doubt: true, .. }
+                | Error::LeaseLost { in_doubt: true, .. })
+        );
+        let stage = match &ended {
+            Ok(()) if is_whole => Stage::Committed,
+            Ok(()) => Stage::Inner,
+            Err(_) if is_whole && is_in_doubt => Stage::InDoubt,
+            Err(_) => Stage::RolledBack,
+        };
         under.last = is_last.then_some(stage);
         if ended.is_ok() {
             under.place = None;
