@@ -370,8 +370,8 @@ class LeaseStates:
         is_free = self.calling is None
         times = [call.until for call in self.calls.values()]
         for release in self.releases:
-            is_waiting = is_free and not release.call
-            times += [release.until, release.at] if is_waiting else [release.until]
+            if not release.call:
+                times += [release.until, release.at] if is_free else [release.until]
         times += [undo.at for undo in self.undos if not undo.call]
         for request in self.requests.values():
             if not request.call and not request.lease:
@@ -735,13 +735,13 @@ class LeaseStates:
             self._undo_doubt(request)
 
     def _acquire_failed(self, call: Call, request: Request, code: str) -> None:
-        if code == "unsent":
-            request.at = self.now
-            return
         if not call.open and not request.session and not request.doubt and _is_doubtful(code):
             request.doubt = (call.sent, call.sent + call.limit)
         if request.is_over:
             self._undo_doubt(request)
+            return
+        if code == "unsent":
+            request.at = self.now
             return
         request.tries += 1
         until, longest = request.until, _longest_wait(request.ttl)
@@ -846,7 +846,7 @@ class LeaseStates:
             release.is_in_doubt = True
         is_of_connection = _is_of_connection(code)
         # An error of the statement may be of one of them.
-        is_of_one = len(release.leases) > 1 and not is_of_connection
+        is_of_one = len(release.leases) > 1 and not call.open and not is_of_connection
         if not (is_of_one or _is_locked(code) or is_of_connection) or self.now >= release.until:
             self._given_back(release)
             return
