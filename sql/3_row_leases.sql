@@ -44,6 +44,7 @@ DECLARE
     together integer;
     first integer := 1;
     last integer;
+    began pg_catalog.timestamptz;
     ns bigint[];
     versions pg_catalog.text[];
     outcomes integer[];
@@ -90,6 +91,7 @@ BEGIN
     together := CASE WHEN is_managed THEN 1 ELSE pairs END;
     WHILE first <= pairs LOOP
         last := least(first + together - 1, pairs);
+        began := clock_timestamp();
         BEGIN
             PERFORM set_config('pg_fence.token', tokens[first]::text, true) WHERE is_managed;
             PERFORM set_config('search_path', path, true);
@@ -122,7 +124,7 @@ BEGIN
             failure := NULL;
         EXCEPTION WHEN OTHERS THEN
             -- An error of the server is raised, and so is one of the only row, unless its write was refused. Of several
-            -- rows it is one's, which is looked for in halves. (To a client 42883 means that pg_fence is missing. Here it is an
+            -- rows it is one's, which is looked for in halves; but the lock of the table is waited for once. (To a client 42883 means that pg_fence is missing. Here it is an
             -- operator or a function of the table's.)
             IF pairs = 1 AND SQLSTATE = '42883' THEN
                 RAISE EXCEPTION USING ERRCODE = '42804', MESSAGE = format('cannot keep a row of %s: %s', relation, SQLERRM),
@@ -130,7 +132,8 @@ BEGIN
                     HINT = 'A column of the key needs an operator =, and the deadline is a timestamptz.';
             ELSIF SQLSTATE ~ '^(08|25|53|57|58|XX)' OR pairs = 1 AND SQLSTATE !~ '^PF' THEN
                 RAISE;
-            ELSIF last > first AND SQLSTATE <> '55P03' THEN
+            ELSIF last > first AND (SQLSTATE = '55P03'
+                  AND clock_timestamp() - began >= nullif(current_setting('lock_timeout'), '0')::interval) IS NOT TRUE THEN
                 together := (last - first + 1) / 2;
                 CONTINUE;
             END IF;

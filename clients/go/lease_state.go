@@ -413,8 +413,8 @@ func (s *leaseStates) wake(now int64) int64 {
 		at(c.until, true)
 	}
 	for _, g := range s.giveBacks {
-		at(g.until, true)
-		at(g.at, s.isFree() && !g.isCalling)
+		at(g.until, !g.isCalling)
+		at(g.at, !g.isCalling && s.isFree())
 	}
 	for _, u := range s.undos {
 		at(u.at, !u.isCalling)
@@ -999,15 +999,15 @@ func (s *leaseStates) finish(r *request, reply effect) {
 }
 
 func (s *leaseStates) acquireFailed(c *call, r *request, code string) {
-	if code == "unsent" {
-		r.at = s.now
-		return
-	}
 	if !c.Open && !r.Session && isDoubtful(code) && r.doubt == nil {
 		r.doubt = &doubt{c.sent, c.sent + c.Limit}
 	}
 	if r.isOver {
 		s.undoDoubt(r)
+		return
+	}
+	if code == "unsent" {
+		r.at = s.now
 		return
 	}
 	r.tries++
@@ -1161,7 +1161,7 @@ func (s *leaseStates) givenBack(g *giveBack) {
 func (s *leaseStates) releaseFailed(g *giveBack, code string, isOpening bool) {
 	g.isInDoubt = g.isInDoubt || !isOpening && isDoubtful(code)
 	// An error of the statement may be of one of them.
-	isOfOne := len(g.leases) > 1 && !isOfConnection(code)
+	isOfOne := len(g.leases) > 1 && !isOpening && !isOfConnection(code)
 	if !isOfOne && !isLocked(code) && !isOfConnection(code) || s.now >= g.until {
 		s.givenBack(g)
 		return

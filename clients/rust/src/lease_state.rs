@@ -350,8 +350,11 @@ impl Release {
     }
 
     fn wake(&self, is_free: bool) -> i64 {
-        let is_next = is_free && !self.is_calling;
-        if is_next { self.at.min(self.until) } else { self.until }
+        match (self.is_calling, is_free) {
+            (true, _) => NEVER,
+            (_, true) => self.at.min(self.until),
+            (..) => self.until,
+        }
     }
 }
 

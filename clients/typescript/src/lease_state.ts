@@ -363,8 +363,8 @@ export class LeaseStates implements Place {
     for (const call of this.#calls.values()) at(call.until);
     for (const undo of this.#undos) if (!undo.link?.call) at(undo.at);
     for (const lease of this.#leases.values()) {
-      if (lease.giving) at(lease.giving.until);
-      if (lease.giving && isFree && lease.call?.do !== "release") at(lease.giving.at);
+      const waiting = lease.call?.do === "release" ? undefined : lease.giving;
+      if (waiting) at(isFree ? Math.min(waiting.until, waiting.at) : waiting.until);
       if (isAsking(lease)) at(lease.until + LONGEST_QUEUE);
       if (isAsking(lease) && (waits(lease) || isFree)) at(lease.at);
       if (!lives(lease)) continue;
@@ -863,7 +863,7 @@ export class LeaseStates implements Place {
   #releaseFailed({ leases }: Call, code: string, isOpening: boolean): void {
     const isLost = isOfConnection(code);
     // An error of the statement may be of one of them.
-    const isOfOne = leases.length > 1 && !isLost;
+    const isOfOne = leases.length > 1 && !isOpening && !isLost;
     const mayPass = isOfOne || isLost || code === "55P03" || isConflict(code);
     for (const lease of leases) {
       const giving = lease.giving as Giving;

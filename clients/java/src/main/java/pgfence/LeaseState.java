@@ -462,7 +462,9 @@ final class LeaseState {
         List<Long> times = new ArrayList<>();
         boolean isFree = shared.call == null;
         calls.values().forEach(c -> times.add(c.until));
-        giveBacks.forEach(g -> times.add(isFree && g.call == null ? min(g.at, g.until) : g.until));
+        for (Grant g : giveBacks) {
+            times.add(g.call != null ? NEVER : isFree ? min(g.at, g.until) : g.until);
+        }
         undos.forEach(g -> times.add(g.call == null ? g.at : NEVER));
         for (Grant g : asking()) {
             times.add(g.until + LONGEST_QUEUE);
