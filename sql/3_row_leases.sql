@@ -124,8 +124,8 @@ BEGIN
             failure := NULL;
         EXCEPTION WHEN OTHERS THEN
             -- An error of the server is raised, and so is one of the only row, unless its write was refused. Of several
-            -- rows it is one's, which is looked for in halves; but the lock of the table is waited for once. (To a client 42883 means that pg_fence is missing. Here it is an
-            -- operator or a function of the table's.)
+            -- rows it is one's, which is looked for in halves; but the lock of the table is waited for once. (To a client
+            -- 42883 means that pg_fence is missing. Here it is an operator or a function of the table's.)
             IF pairs = 1 AND SQLSTATE = '42883' THEN
                 RAISE EXCEPTION USING ERRCODE = '42804', MESSAGE = format('cannot keep a row of %s: %s', relation, SQLERRM),
                     DETAIL = jsonb_build_object('relation', relation::text),

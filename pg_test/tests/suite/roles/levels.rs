@@ -31,11 +31,11 @@ const LEVELS: [(&str, Level); 5] = [
 const FUNCTIONS: &[(&str, Level, &str)] = &[
     ("fenced", Nothing, ""),
     ("fence_protect", Nothing, "fence_protect('mine')"),
-    ("fence_unprotect", Nothing, "fence_unprotect('mine')"),
-    ("fence_audit", Nothing, "fence_audit()"),
     ("lease_keep_rows", Nothing, "lease_keep_rows('mine', '{id}', '{}', '{}', '{}')"),
     ("lease_guard_row", Nothing, "lease_guard_row('mine', '{id}', '[1]', 1, 'id', 'id')"),
     ("lease_release_rows", Nothing, "lease_release_rows('mine', '{id}', '{}', '{}')"),
+    ("fence_unprotect", Nothing, "fence_unprotect('mine')"),
+    ("fence_audit", Nothing, "fence_audit()"),
     ("lease_check", Monitor, "lease_check('l', 1)"),
     ("lease_info", Monitor, "lease_info('l')"),
     ("fence_status", Monitor, "fence_status()"),
