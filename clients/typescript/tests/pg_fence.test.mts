@@ -94,8 +94,7 @@ test("the types are strict, and what is wrong is named", async () => {
   const adopted = fence.adopted("a", 1);
   const began = () => assert.fail("it began");
   const wrong: [RegExp, () => unknown][] = [
-    // @ts-expect-error there is no such unit
-    [/^TypeError: ttl/, () => fence.lease("job", { ttl: { second: 30 } })],
+    [/^TypeError: the name/, () => fence.lease(7 as any)],
     [/^TypeError: a token/, async () => fence.adopted("job", 2 ** 60)],
     [/^RangeError: ttl/, () => fence.lease("job", { ttl: { milliseconds: 50 } })],
     [/^TypeError: reclaim/, () => fence.lease("job", { reclaim: true })],
@@ -108,6 +107,9 @@ test("the types are strict, and what is wrong is named", async () => {
     [/^Refused: .* bigint: "a"/, () => fence.keepRow("runs", { part: "a", id: "a" }, 1)],
   ];
   for (const [error, call] of wrong) await assert.rejects(call as any, error);
+  const paste = { shared: "false,1); CREATE TABLE pasted ()" };
+  for (const one of [{ holder: 7 }, { metadata() {} }, { ttl: 30 }, { ttl: { second: 1 } }, paste])
+    await assert.rejects(() => fence.lease("a", one as any), TypeError);
   const sqlOfBun = Object.assign(async () => [], { unsafe() {}, options: {} });
   for (const source of [7, null, admin, fence, new Date(), sqlOfBun]) {
     assert.throws(() => new Fence(source), /^TypeError: a fence takes a connection string/);
@@ -294,7 +296,8 @@ const ORMS: Record<string, () => Orm | Promise<Orm>> = {
     return [begin, () => db.destroy()];
   },
   sequelize() {
-    const db = new Sequelize(URL, { dialect: "postgres", logging: false });
+    const at: any = { host, port, database, username: user, logging: false };
+    const db = new Sequelize({ ...at, dialect: "postgres" });
     const begin: Begin = (work) =>
       db.transaction((transaction) => work((text) => db.query(text, { transaction })));
     return [begin, () => db.close()];
