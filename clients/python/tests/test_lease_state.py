@@ -6,7 +6,7 @@ import unittest
 from pathlib import Path
 from typing import Any
 
-from pg_fence.lease_state import Leader, LeaseStates, Request
+from pg_fence.lease_state import Leader, LeaseState, LeaseStates
 
 VECTORS = Path(__file__).parents[2] / "spec" / "vectors"
 
@@ -73,7 +73,7 @@ def field(effect: dict[str, Any], key: str) -> Any:
     if call is None or key == "open":
         return effect.get(key)
     if key == "for":
-        return call.of.id if isinstance(call.of, Request) else None
+        return call.of.id if isinstance(call.of, LeaseState) else None
     return call.number if key == "call" else getattr(call, key)
 
 
@@ -87,33 +87,31 @@ def decided(
             return led(leader, now, **given)
         case "tick":
             return states.step(now, lambda: None)
-        case "acquire":
-            return states.step(now, states.acquire, request(given))
-        case "keep_row":
-            given["names"] = [given.pop("key")]
-            token = given.pop("token")
-            return states.step(now, states.keep_row, request(given | {"named": True}), token)
+        case "acquire" | "keep_row":
+            if what == "keep_row":
+                given = {"names": [given.pop("key")], "named": True} | given
+            lease = LeaseState(**given | {"names": tuple(given["names"])})
+            return states.step(now, lambda: states.acquire(lease))
+        case "check":
+            return states.step(now, lambda: states.effects.append(checked(states, now, **given)))
         case "answer":
-            call, taken = states.calls.get(given["call"]), given.get("taken")
-            rows = given.get("rows", [])
-            if call and call.do.startswith("keep"):
+            number, rows = given["call"], given.get("rows", [])
+            if (call := states.calls.get(number)) and call.do.startswith("keep"):
                 rows = [(row + [None] * 3)[:4] for row in rows]
-            return states.step(
-                now, states.answered, given["call"], rows, taken, answer_to=given["call"]
-            )
-        case "failed":
-            number, code = given["call"], given["code"]
-            broken = given.get("broken", False)
-            return states.step(now, states.failed, number, code, broken, answer_to=number)
-        case "sent":
-            return states.step(now, states.sent, given["call"], answer_to=given["call"])
+            taken = given.get("taken")
+            return states.step(now, lambda: states.answered(number, rows, taken), number)
+        case "failed" | "sent":
+            number = given.pop("call")
+            return states.step(now, lambda: getattr(states, what)(number, **given), number)
         case _:
             return states.step(now, lambda: getattr(states, what)(**given))
 
 
-def request(given: dict[str, Any]) -> Request:
-    given["names"] = tuple(given["names"])
-    return Request(**given)
+def checked(states: LeaseStates, now: int, key: str) -> dict[str, Any]:
+    lease = states.leases.get(key)
+    reason = lease.over(now) if lease else "released"
+    advice = lease and lease.advice
+    return {"reply": key, "error": reason and "LeaseLost", "reason": reason, "advice": advice}
 
 
 def led(

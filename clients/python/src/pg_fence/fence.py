@@ -24,7 +24,7 @@ from .errors import (
     session_ended,
     sqlstate_of,
 )
-from .heartbeat import Event, Heartbeat, Holding, now
+from .heartbeat import Event, Heartbeat, Holding, now, span
 from .lease_state import TRY_AGAIN, Leader, passes
 from .statements import RowTable, row_key
 from .transaction import C, Guard
@@ -49,7 +49,7 @@ class Held(Generic[Done]):
     def __init__(self, heartbeat: Heartbeat, holding: Holding):
         self._heartbeat, self._holding, self.names = heartbeat, holding, holding.told_names
         #: The acquire's: it serves for as long as the lease is held.
-        self.token = holding.state.token
+        self.token = holding.token
 
     @property
     def held(self) -> bool:
@@ -59,7 +59,7 @@ class Held(Generic[Done]):
     @property
     def remaining(self) -> timedelta:
         """How long it is ours if no renewal comes through any more."""
-        return self._holding.remaining
+        return span(self._holding.remaining(now()))
 
     def check(self) -> None:
         """Raises LeaseLost once it is ours no more. For long steps, and before each call to the
@@ -270,7 +270,7 @@ class Leases(Block[F], Generic[F, L, Done]):
             named=True,
             at_most=most_of(at_most),
             table=RowTable(names, tuple(key), fence, deadline),
-            claim=checked("a token", token, int),
+            token=checked("a token", token, int),
         )
         return Leased(self._heartbeat, self._kind, asks)
 

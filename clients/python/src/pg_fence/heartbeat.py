@@ -38,7 +38,6 @@ from .lease_state import (
     Effect,
     LeaseState,
     LeaseStates,
-    Request,
 )
 from .statements import Statement
 
@@ -82,11 +81,9 @@ def _running() -> Future[Any]:
 
 
 @dataclass(eq=False)
-class Holding(Request):
-    """An acquire, and the lease that it becomes, until that is released or lost."""
+class Holding(LeaseState):
+    """A lease, and what the program waits for of it."""
 
-    #: Of a row: the token that its claim has drawn.
-    claim: int = 0
     #: The answer to the acquire: none, or an error.
     granted: Future[None] = field(default_factory=_running)
     #: The error of its last call, and who logged in.
@@ -104,33 +101,19 @@ class Holding(Request):
     on_loss: Callable[[], object] = lambda: None
 
     @property
-    def state(self) -> LeaseState:
-        assert self.lease is not None
-        return self.lease
-
-    @property
     def told_names(self) -> tuple[str, ...]:
         return (self.table.named(self.names[0]),) if self.table else self.names
 
     @property
-    def remaining(self) -> timedelta:
-        return span(self.state.remaining(now()))
-
-    @property
-    def over(self) -> str:
-        """Why it is held no more; nothing if it is held."""
-        return self.state.over(now())
-
-    @property
     def is_lost(self) -> bool:
-        return self.over not in {"", "released"}
+        return self.over(now()) not in {"", "released"}
 
     def loss(self) -> LeaseLost:
-        return LeaseLost(self.over or "gone", self.told_names, self.in_doubt, self.state.advice)
+        return LeaseLost(self.over(now()) or "gone", self.told_names, self.in_doubt, self.advice)
 
     def check(self) -> None:
         """Raises LeaseLost if it is over, whatever the threads do."""
-        if self.over:
+        if self.over(now()):
             raise self.loss()
 
     def end(self) -> None:
@@ -183,10 +166,7 @@ class Heartbeat:
     def acquire(self, holding: Holding) -> None:
         def decide() -> None:
             self._holdings[holding.id] = holding
-            if holding.table:
-                self.states.keep_row(holding, holding.claim)
-            else:
-                self.states.acquire(holding)
+            self.states.acquire(holding)
 
         self.input(decide)
 
@@ -238,8 +218,7 @@ class Heartbeat:
     def forked(self) -> None:
         """In the child there are no threads. The leases, and their sessions, are its parent's."""
         for holding in self._holdings.values():
-            if holding.lease:
-                holding.lease.state, holding.lease.reason = LOST, "keeper"
+            holding.state, holding.reason = LOST, "keeper"
             holding.end()
         # They are kept, so that nobody closes them.
         _of_the_parent.append(self._connections)
@@ -390,9 +369,9 @@ class Heartbeat:
         broken = connection.is_broken()
 
         def decide() -> None:
-            ids = [call.of.id] if isinstance(call.of, Holding) else [one.key for one in call.leases]
-            for holding in (self._holdings[id] for id in ids if id in self._holdings):
-                holding.cause, holding.role = error, connection.role
+            for holding in call.callers:
+                if isinstance(holding, Holding):
+                    holding.cause, holding.role = error, connection.role
             self.states.failed(call.number, code, broken)
 
         self._put(decide, call.number)

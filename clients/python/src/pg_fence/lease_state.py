@@ -3,7 +3,7 @@ tests play its vectors. There is no clock, thread or socket here: each input com
 milliseconds of a monotonic clock, and returns effects that are to be carried out in their order."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, TypeAlias
 
@@ -20,8 +20,23 @@ BEATS_PER_TTL, MOST_BEATS = 3, 2
 Effect: TypeAlias = dict[str, Any]
 
 
-#: The states of a lease: it lives in the first two. What is unsure is held.
-CONFIRMING, HELD, RELEASING, LOST, RELEASED = range(5)
+#: The states of a lease. It lives when it is confirming or held.
+ASKING, CONFIRMING, HELD, RELEASING, LOST, RELEASED = range(6)
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Caller:
+    """Whoever has calls sent: a lease, an undo, a release; and, over the connection that they
+    share, all of them."""
+
+    #: When it calls next, until when, and how often it has.
+    at: int = 0
+    until: int = 0
+    tries: int = 0
+    #: The connection of its own, and the call that is under way.
+    link: "Link | None" = None
+    call: "Call | None" = None
+    is_over: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -29,14 +44,16 @@ class Link:
     """A connection: whose it is, and how many errors in a row it has had."""
 
     number: int
-    owner: "Request | LeaseState | Undo | LeaseStates"
+    owner: Caller
     errors: int = 0
 
 
 @dataclass(slots=True, eq=False)
-class Request:
-    """An acquire. Its holder is unique, unless it is `named` by the caller."""
+class LeaseState(Caller):
+    """One lease, from the acquire on. Its link is the one over which it is acquired and confirmed;
+    of a session lease, the one that it ends with."""
 
+    # What is asked for. The holder is unique, unless it is `named` by the caller.
     id: str
     names: tuple[str, ...]
     ttl: int
@@ -50,55 +67,25 @@ class Request:
     at_most: int = 0
     #: Sent along, and not looked at.
     metadata: str | None = None
-    #: The table of a row; a named lease has none.
+    #: The table of a row, which was claimed under the token; a named lease has none.
     table: Any = None
+    token: int = 0
+
+    # While it is asked for.
     begun: int = 0
-    until: int = 0
-    at: int = 0
-    link: Link | None = None
-    call: "Call | None" = None
-    lease: "LeaseState | None" = None
     #: When a call was sent that has had no answer, and until when it may be carried out.
     doubt: tuple[int, int] | None = None
-    tries: int = 0
     #: It waits for the end of an outage.
     is_out: bool = False
-    is_over: bool = False
 
-    @property
-    def is_one(self) -> bool:
-        return len(self.names) == 1
-
-    @property
-    def is_own(self) -> bool:
-        """Whether it has a connection of its own."""
-        return self.session or (self.wait > 0 and self.is_one)
-
-    @property
-    def reclaims(self) -> bool:
-        is_exclusive = not self.shared and self.slots == 1
-        return self.reclaim or (self.is_one and is_exclusive and not self.named)
-
-
-@dataclass(slots=True, eq=False)
-class LeaseState:
-    """One lease."""
-
-    key: str
-    names: tuple[str, ...]
-    token: int
-    ttl: int
-    request: Request
-    deadline: int
-    beat_at: int
-    table: Any
-    state: int = CONFIRMING
+    # Afterwards.
+    state: int = ASKING
+    deadline: int = 0
+    beat_at: int = 0
+    #: When it is lost by `at_most`.
+    ends_at: int = NEVER
     reason: str = ""
     advice: str = ""
-    at_most: int = NEVER
-    #: The connection over which it is confirmed; of a session lease, the one that it ends with.
-    link: Link | None = None
-    call: "Call | None" = None
     #: How many last transactions are under way, and how many of its worker's hold its row.
     resting: int = 0
     touched: int = 0
@@ -109,7 +96,20 @@ class LeaseState:
     is_answered: bool = True
     #: The names that the server may still hold for it after a loss.
     rest: tuple[str, ...] = ()
-    is_over: bool = False
+
+    @property
+    def is_one(self) -> bool:
+        return len(self.names) == 1
+
+    @property
+    def asks_aside(self) -> bool:
+        """Whether it is acquired over a connection of its own."""
+        return self.session or (self.wait > 0 and self.is_one)
+
+    @property
+    def reclaims(self) -> bool:
+        is_exclusive = not self.shared and self.slots == 1
+        return self.reclaim or (self.is_one and is_exclusive and not self.named)
 
     @property
     def holds(self) -> bool:
@@ -117,37 +117,34 @@ class LeaseState:
 
     @property
     def lives(self) -> bool:
-        return self.state <= HELD
+        return self.state in {CONFIRMING, HELD}
 
     @property
-    def is_confirmed_alone(self) -> bool:
-        """A row is, for the error is its caller's: a name, or a value of the key, may be wrong."""
+    def confirms_row(self) -> bool:
+        """By itself, for the error is its caller's: a name, or a value of the key, may be wrong."""
         return bool(self.table) and self.state == CONFIRMING
 
     @property
-    def is_own(self) -> bool:
-        """Whether it is confirmed over a connection of its own."""
+    def confirms_aside(self) -> bool:
         return self.state == CONFIRMING and self.link is not None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether it is not to be renewed now."""
+        return bool(self.call or self.resting or self.touched)
 
     def remaining(self, now: int) -> int:
         """How long it is believed in if nothing else comes. This may be asked at any time."""
         left = max(1, self.deadline - now) if self.touched else self.deadline - now
-        return max(0, min(left, self.at_most - now)) if self.holds else 0
+        return max(0, min(left, self.ends_at - now)) if self.holds else 0
 
     def over(self, now: int) -> str:
         """Why it is held no more; nothing if it is held."""
         if self.remaining(now) > 0:
             return ""
         if self.lives:
-            return "at_most" if self.at_most <= now else "deadline"
+            return "at_most" if self.ends_at <= now else "deadline"
         return self.reason if self.state == LOST else "released"
-
-    def wake(self, is_free: bool) -> int:
-        """When something happens to it by the clock; `is_free`: the shared connection is."""
-        if self.touched:
-            return self.at_most
-        is_waiting = self.resting or self.call or not (is_free or self.is_own)
-        return min(self.at_most, self.deadline, NEVER if is_waiting else self.beat_at)
 
     def least(self, left: int) -> int:
         """The shortest time until the next renewal, if that much is left."""
@@ -155,32 +152,20 @@ class LeaseState:
 
 
 @dataclass(slots=True, eq=False)
-class Undo:
+class Undo(Caller):
     """Releases what an acquire in doubt may have been granted."""
 
-    names: tuple[str, ...]
-    holder: str
-    ttl: int
-    at: int
-    until: int
+    lease: LeaseState
     gives_up_at: int
-    tries: int = 0
-    link: Link | None = None
-    call: "Call | None" = None
-    is_over: bool = False
 
 
 @dataclass(slots=True, eq=False)
-class Release:
+class Release(Caller):
     """Gives leases back, until it is over."""
 
     leases: list[LeaseState]
-    at: int
-    until: int
     is_in_doubt: bool
     is_alone: bool
-    tries: int = 0
-    call: "Call | None" = None
 
 
 @dataclass(slots=True, eq=False)
@@ -190,7 +175,8 @@ class Call:
     do: str
     limit: int
     leases: Sequence[LeaseState] = ()
-    of: Request | Undo | Release | None = None
+    #: Who waits for its answer; of renewals, the leases.
+    of: LeaseState | Undo | Release | None = None
     names: list[str] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     holder: str = ""
@@ -198,6 +184,8 @@ class Call:
     wait: int = 0
     number: int = 0
     on: int = 0
+    #: Whose connection that is.
+    owner: Caller | None = None
     open: bool = False
     #: When it was sent; while its connection is being opened, when that began.
     sent: int = 0
@@ -207,47 +195,47 @@ class Call:
     def table(self) -> Any:
         return self.leases[0].table if self.leases else None
 
+    @property
+    def callers(self) -> list[Caller]:
+        return [one for one in (self.owner, self.of, *self.leases) if one]
 
-class LeaseStates:
+
+class LeaseStates(Caller):
     """All leases of a fence. `spread` (0 to 1000) makes the pauses of clients differ."""
 
     def __init__(self, spread: int = 0):
+        super().__init__()
         self.spread, self.now = spread, 0
         self.effects: list[Effect] = []
         self.logs: dict[tuple[str, str], Effect] = {}
+        #: Those whose acquire has no reply yet, and those that were granted.
+        self.requests: dict[str, LeaseState] = {}
         self.leases: dict[str, LeaseState] = {}
-        self.requests: dict[str, Request] = {}
         self.undos: list[Undo] = []
         self.releases: list[Release] = []
         self.calls: dict[int, Call] = {}
         self.links: dict[int, Link] = {}
-        #: The connection that all share, and the call on it.
-        self.link: Link | None = None
-        self.calling: Call | None = None
         self.last_call = self.last_link = 0
         #: How many heartbeats in a row there were.
         self.beats = 0
-        self.is_out = self.is_loss_logged = self.is_done = self.is_over = False
+        self.is_out = self.is_loss_logged = self.is_done = False
         self.closed_at = NEVER
 
     # What the program asks. Each of these is an input, within a step.
 
-    def acquire(self, request: Request) -> None:
-        request.begun = request.at = self.now
-        request.ttl, request.until = min(request.ttl, NEVER), self.now + min(request.wait, NEVER)
-        self.requests[request.id] = request
+    def acquire(self, lease: LeaseState) -> None:
+        lease.begun = lease.at = self.now
+        lease.ttl, lease.until = min(lease.ttl, NEVER), self.now + min(lease.wait, NEVER)
+        self.requests[lease.id] = lease
         if self.closed_at < NEVER:
-            self._finish(request, error="Closed")
-
-    def keep_row(self, request: Request, token: int) -> None:
-        """A row that the worker's own statement has claimed, at a time that is not known here."""
-        self.acquire(request)
-        if not request.is_over:
-            self._granted(request, token, self.now - request.ttl)
+            self._finish(lease, "Closed")
+        elif lease.table:
+            # The worker's own statement has claimed the row, at a time that is not known here.
+            self._granted(lease, lease.token, self.now - lease.ttl)
 
     def give_up(self, id: str) -> None:
         if id in self.requests:
-            self._finish(self.requests[id], error="GivenUp")
+            self._finish(self.requests[id], "GivenUp")
 
     def release(self, key: str) -> None:
         lease = self.leases.get(key)
@@ -285,16 +273,10 @@ class LeaseStates:
         for lease in self._those(keys):
             lease.beat_at = self.now
 
-    def check(self, key: str) -> None:
-        lease = self.leases.get(key)
-        reason = lease.over(self.now) if lease else "released"
-        more = {"error": "LeaseLost", "reason": reason, "advice": lease.advice if lease else ""}
-        self.effects.append({"reply": key} | (more if reason else {}))
-
     def close(self) -> None:
         self.closed_at = min(self.closed_at, self.now)
-        for request in list(self.requests.values()):
-            self._finish(request, error="Closed")
+        for lease in list(self.requests.values()):
+            self._finish(lease, "Closed")
         for lease in list(self.leases.values()):
             if lease.holds:
                 self._give_back(lease)
@@ -316,10 +298,9 @@ class LeaseStates:
             return
         self._over(call)
         self.is_out = self.is_loss_logged = False
-        if call.on in self.links:
-            self.links[call.on].errors = 0
+        self.links[call.on].errors = 0
         match call.of:
-            case Request():
+            case LeaseState():
                 self._acquire_answered(call, call.of, rows, taken)
             case Undo():
                 self._undo_answered(call.of, rows[0])
@@ -348,13 +329,11 @@ class LeaseStates:
 
     # The clock goes first, whatever comes.
 
-    def step(
-        self, now: int, decide: Callable[..., object], *given: Any, answer_to: int = 0
-    ) -> list[Effect]:
+    def step(self, now: int, decide: Callable[[], object], answer_to: int = 0) -> list[Effect]:
         """One input at a time. The call that it answers, if it does, is not past its limit."""
         self.now, self.effects, self.logs = now, [], {}
         self._end_by_clock(answer_to)
-        decide(*given)
+        decide()
         self._end_links()
         self._send()
         for log in self.logs.values():
@@ -367,25 +346,31 @@ class LeaseStates:
 
     def wake(self, now: int) -> int:
         """When to give the next input at the latest; NEVER if there is nothing to do."""
-        is_free = self.calling is None
+        is_free = self.call is None
         times = [call.until for call in self.calls.values()]
         for release in self.releases:
             if not release.call:
                 times += [release.until, release.at] if is_free else [release.until]
         times += [undo.at for undo in self.undos if not undo.call]
-        for request in self.requests.values():
-            if not request.call and not request.lease:
-                times.append(request.until + LONGEST_QUEUE)
-                if request.is_own or is_free:
-                    times.append(request.at)
-        times += [lease.wake(is_free) for lease in self.leases.values() if lease.lives]
+        for lease in self.requests.values():
+            if lease.state == ASKING and not lease.call:
+                times.append(lease.until + LONGEST_QUEUE)
+                if lease.asks_aside or is_free:
+                    times.append(lease.at)
+        for lease in self.leases.values():
+            if lease.lives:
+                times.append(lease.ends_at)
+                if not lease.touched:
+                    times.append(lease.deadline)
+                if not lease.is_busy and (is_free or lease.confirms_aside):
+                    times.append(lease.beat_at)
         if self.closed_at < NEVER and not self.is_done:
             times.append(self.closed_at + CLOSING)
         return max(now, min(*times, now + LOOK_AGAIN)) if times else NEVER
 
     def _end_by_clock(self, answer_to: int) -> None:
         for lease in list(self.leases.values()):
-            if lease.at_most <= self.now and lease.holds:
+            if lease.ends_at <= self.now and lease.holds:
                 self._lose(lease, "at_most", lease.names)
             elif lease.deadline <= self.now and lease.lives and not lease.touched:
                 # A renewal without an answer may have come through all the same.
@@ -399,32 +384,32 @@ class LeaseStates:
         for release in list(self.releases):
             if not release.call and (is_late or release.until <= self.now):
                 self._given_back(release)
-        for request in list(self.requests.values()):
-            if not request.call and not request.lease:
-                if self.now >= request.until + LONGEST_QUEUE:
-                    self._finish(request, error="NoConnection")
+        for lease in list(self.requests.values()):
+            is_queued = lease.state == ASKING and not lease.call
+            if is_queued and self.now >= lease.until + LONGEST_QUEUE:
+                self._finish(lease, "NoConnection")
 
     # Calls: one at a time on the connection that all share, where none waits for anybody.
 
     def _send(self) -> None:
-        for request in list(self.requests.values()):
-            if request.is_own and self._is_due(request):
-                self._try(request)
+        for lease in list(self.requests.values()):
+            if lease.asks_aside and self._is_due(lease):
+                self._try(lease)
         self.undos = [undo for undo in self.undos if not undo.is_over]
         for undo in self.undos:
             if not undo.call and undo.at <= self.now:
-                limit, names, holder = _own_limit(undo.ttl), list(undo.names), undo.holder
-                self._start(Call("undo", limit, of=undo, names=names, holder=holder), undo)
+                call = Call("undo", _own_limit(undo.lease.ttl), of=undo)
+                call.names, call.holder = list(undo.lease.names), undo.lease.holder
+                self._start(call, undo)
         for lease in self.leases.values():
-            if lease.beat_at <= self.now and lease.is_own and not lease.call:
+            if lease.beat_at <= self.now and lease.confirms_aside and not lease.call:
                 self._keep([lease], lease)
-        if self.calling is None:
+        if self.call is None:
             self._send_shared()
         self._rest()
 
-    def _is_due(self, request: Request) -> bool:
-        is_waiting = request.call or request.lease
-        return not is_waiting and request.at <= self.now
+    def _is_due(self, lease: LeaseState) -> bool:
+        return lease.state == ASKING and not lease.call and lease.at <= self.now
 
     def _send_shared(self) -> None:
         near = [lease for lease in self.leases.values() if lease.beat_at <= self.now]
@@ -432,7 +417,7 @@ class LeaseStates:
         beat = min(due, key=lambda lease: lease.beat_at, default=None)
         gives = (one for one in self.releases if one.at <= self.now and not one.call)
         release = next(gives, None)
-        asks = (one for one in self.requests.values() if not one.is_own and self._is_due(one))
+        asks = (one for one in self.requests.values() if not one.asks_aside and self._is_due(one))
         request = next(asks, None)
         # Heartbeats go first; after two of them something else has its turn.
         if beat and not (self.beats >= MOST_BEATS and (release or request)):
@@ -446,36 +431,33 @@ class LeaseStates:
             self._try(request)
 
     def _is_beat_due(self, lease: LeaseState, by: int) -> bool:
-        is_waiting = lease.call or lease.resting or lease.touched
-        return lease.beat_at <= by and lease.lives and not is_waiting and not lease.is_own
+        is_waiting = lease.is_busy or lease.confirms_aside
+        return lease.beat_at <= by and lease.lives and not is_waiting
 
     def _go_along(self, first: LeaseState) -> list[LeaseState]:
         """The leases that are due soon, the due ones first."""
-        if first.is_confirmed_alone:
+        if first.confirms_row:
             return [first]
         of_table = [lease for lease in self.leases.values() if lease.table == first.table]
-        of_table = [lease for lease in of_table if not lease.is_confirmed_alone]
+        of_table = [lease for lease in of_table if not lease.confirms_row]
         due = [lease for lease in of_table if self._is_beat_due(lease, self.now + lease.ttl // 6)]
         due.sort(key=lambda lease: lease.beat_at)
         return due[: _how_many(MOST_PAIRS, (len(lease.names) for lease in due))]
 
-    def _keep(self, leases: list[LeaseState], owner: "LeaseState | LeaseStates") -> None:
+    def _keep(self, leases: list[LeaseState], owner: Caller) -> None:
         self._start(Call("keep_row" if leases[0].table else "keep", self._limit(), leases), owner)
 
-    def _start(self, call: Call, owner: "Request | LeaseState | Undo | LeaseStates") -> None:
+    def _start(self, call: Call, owner: Caller) -> None:
         """Sends a call on the connection of its owner."""
         self.last_call += 1
-        call.number = self.last_call
+        call.number, call.owner = self.last_call, owner
         self.calls[call.number] = call
+        for one in call.callers:
+            one.call = call
         for lease in call.leases:
-            lease.call = call
             names = lease.rest if call.do == "release" and lease.rest else lease.names
             call.names += names
             call.tokens += [lease.token] * len(names)
-        if call.of:
-            call.of.call = call
-        if owner is self:
-            self.calling = call
         if owner.link:
             self._is_sent(call)
         else:
@@ -512,12 +494,8 @@ class LeaseStates:
 
     def _over(self, call: Call) -> None:
         del self.calls[call.number]
-        if self.calling is call:
-            self.calling = None
-        for lease in call.leases:
-            lease.call = None
-        if call.of:
-            call.of.call = None
+        for one in call.callers:
+            one.call = None
 
     # Connections.
 
@@ -525,17 +503,16 @@ class LeaseStates:
         self._over(call)
         if call.open and code == "no answer":
             code = "connect"
-        if call.on in self.links:
-            link = self.links[call.on]
-            if not _is_locked(code):
-                link.errors += 1
-            is_useless = call.open or is_broken or _is_of_connection(code) or code == "panicked"
-            # A second error in a row: another connection.
-            if is_useless or link.errors > 1 or link.owner.link is not link:
-                self.effects.append({"cut": call.on})
-                self._leave(call.on)
+        link = self.links[call.on]
+        if not _is_locked(code):
+            link.errors += 1
+        is_useless = call.open or is_broken or _is_of_connection(code) or code == "panicked"
+        # A second error in a row: another connection.
+        if is_useless or link.errors > 1 or link.owner.link is not link:
+            self.effects.append({"cut": call.on})
+            self._leave(call.on)
         match call.of:
-            case Request():
+            case LeaseState():
                 self._acquire_failed(call, call.of, code)
             case Undo():
                 self._undo_failed(call.of, code)
@@ -549,7 +526,7 @@ class LeaseStates:
         link = self.links.pop(on, None)
         if link and (owner := link.owner).link is link:
             owner.link = None
-            if isinstance(owner, LeaseState) and owner.lives and owner.request.session:
+            if isinstance(owner, LeaseState) and owner.lives and owner.session:
                 self._lose(owner, "session")
 
     def _end_links(self) -> None:
@@ -601,13 +578,10 @@ class LeaseStates:
         elif is_over:
             named = zip(lease.names, rows, strict=True)
             rest = tuple(name for name, row in named if row[0] in {"kept", "later"})
-            if (
-                "lost" not in outcomes
-                and not lease.table
-                and any(row[3] == "42501" for row in rows)
-            ):
+            reason = "gone" if "lost" in outcomes else "refused"
+            if reason == "refused" and not lease.table and "42501" in {row[3] for row in rows}:
                 lease.advice = "other role"
-            self._lose(lease, "gone" if "lost" in outcomes else "refused", rest)
+            self._lose(lease, reason, rest)
         elif outcomes == {"kept"}:
             self._renewed(lease, call.sent, min([row[1] for row in rows]), again)
         else:
@@ -617,24 +591,23 @@ class LeaseStates:
             lease.beat_at = self.now + (0 if again == 0 and got_on else pause)
 
     def _renewed(self, lease: LeaseState, sent: int, left: int, again: int | None) -> None:
-        deadline, was, least = sent + _window(left), lease.state, lease.least(left)
+        deadline, least = sent + _window(left), lease.least(left)
         again = NEVER if again is None else again
         lease.beat_at = sent + min(max(again, least), left // BEATS_PER_TTL)
         if deadline <= self.now:
             return
-        lease.deadline, lease.state, lease.is_ending = deadline, HELD, False
-        if was == CONFIRMING:
-            if not lease.request.session:
+        lease.deadline, lease.is_ending = deadline, False
+        if lease.holds:
+            self._tell("renewed", lease)
+        else:
+            if not lease.session:
                 lease.link = None
             self._end_links()
-            self._tell("acquired", lease)
-            self._settle(lease.request)
-        else:
-            self._tell("renewed", lease)
+            self._acquired(lease)
 
     def _keep_failed(self, call: Call, code: str) -> None:
         is_refused = code in {"42501", "42883", "3F000"} and not call.open
-        is_wrong = call.leases[0].is_confirmed_alone and not passes(code)
+        is_wrong = call.leases[0].confirms_row and not passes(code)
         reason = "refused" if is_refused or is_wrong else ""
         pause = self._pause(min(lease.ttl for lease in call.leases))
         if code == "unsent":
@@ -653,125 +626,117 @@ class LeaseStates:
 
     # Acquires.
 
-    def _try(self, request: Request) -> None:
-        wait, own = 0, _own_limit(request.ttl)
-        limit = own if request.is_own else min(own, self._limit())
-        if request.is_own and request.is_one:
+    def _try(self, lease: LeaseState) -> None:
+        wait, limit = 0, _own_limit(lease.ttl)
+        if not lease.asks_aside:
+            limit = min(limit, self._limit())
+        elif lease.is_one:
             # A longer one would hold back vacuum.
-            wait = max(0, min(request.until - self.now, PORTION))
-        call = Call("acquire", limit + wait, of=request, names=list(request.names), wait=wait)
-        call.holder = request.holder
-        call.reclaim = request.reclaim or (request.doubt is not None and request.reclaims)
-        self._start(call, request if request.is_own else self)
+            wait = max(0, min(lease.until - self.now, PORTION))
+        call = Call("acquire", limit + wait, of=lease, names=list(lease.names), wait=wait)
+        call.holder, call.reclaim = lease.holder, lease.reclaim or lease.doubt is not None
+        self._start(call, lease if lease.asks_aside else self)
 
     def _acquire_answered(
-        self, call: Call, request: Request, rows: Sequence[Any], taken: Mapping[str, Any] | None
+        self, call: Call, lease: LeaseState, rows: Sequence[Any], taken: Mapping[str, Any] | None
     ) -> None:
-        request.is_out = False
+        lease.is_out = False
         if taken is None:
-            self._granted(request, rows[0][1], call.sent)
-            request.doubt = None
-            self._settle(request)
+            lease.doubt = None
+            self._granted(lease, rows[0][1], call.sent)
             return
         holder, remaining = taken.get("holder"), taken.get("remaining", 0)
-        # By its own first call, whose answer was lost.
-        is_by_itself = request.doubt is not None and holder == request.holder
-        until = request.until
-        if request.doubt and is_by_itself:
-            until = max(until, request.doubt[1])
-        elif request.doubt and self.now >= request.doubt[1]:
-            request.doubt = None
-        if request.is_over:
-            self._undo_doubt(request)
-        elif self.now < until and request.is_own and request.is_one and not is_by_itself:
-            request.at = min(max(call.sent + AFTER_PORTION, self.now), until)
+        until, is_by_itself = lease.until, False
+        if lease.doubt and holder == lease.holder:
+            # By its own first call, whose answer was lost.
+            until, is_by_itself = max(until, lease.doubt[1]), True
+        elif lease.doubt and self.now >= lease.doubt[1]:
+            lease.doubt = None
+        if lease.is_over:
+            self._undo_doubt(lease)
         elif self.now < until:
-            request.at = min(self.now + TRY_AGAIN, until)
+            is_portion = call.wait and not is_by_itself
+            again = call.sent + AFTER_PORTION if is_portion else self.now + TRY_AGAIN
+            lease.at = min(max(again, self.now), until)
         elif is_by_itself:
-            self._finish(request, error="NoAnswer", in_doubt=True)
+            self._finish(lease, "NoAnswer")
         else:
             by_state = {None: None, "uncommitted": "commit"}
             waits_for = by_state.get(taken.get("state"), "ttl" if remaining > 0 else "guard")
             more = {"holder": holder, "remaining": remaining, "waits_for": waits_for}
-            self._finish(request, error="LeaseTaken", **more)
+            self._finish(lease, "LeaseTaken", **more)
 
-    def _granted(self, request: Request, token: int, sent: int) -> None:
-        id, names, ttl, now = request.id, request.names, request.ttl, self.now
-        lease = LeaseState(id, names, token, ttl, request, now + ttl, now, request.table)
-        self.leases[id] = lease
-        first_beat = sent + ttl // BEATS_PER_TTL
-        is_in_time = now < first_beat
-        if request.link and (request.session or not (request.is_over or is_in_time)):
-            # The server counts from a later moment: a renewal confirms it over the same connection.
-            lease.link, request.link.owner, request.link = request.link, lease, None
-        if request.is_over:
+    def _granted(self, lease: LeaseState, token: int, sent: int) -> None:
+        is_given_up, lease.is_over = lease.is_over, False
+        lease.token, lease.state = token, CONFIRMING
+        # The server counts from a later moment: a renewal confirms it over the same connection.
+        lease.deadline, lease.beat_at = self.now + lease.ttl, self.now
+        self.leases[lease.id] = lease
+        first_beat = sent + lease.ttl // BEATS_PER_TTL
+        if is_given_up:
             self._give_back(lease)
-            return
-        request.lease = lease
-        if is_in_time:
-            lease.state, lease.deadline, lease.beat_at = HELD, sent + _window(ttl), first_beat
-            self._tell("acquired", lease)
+        elif self.now < first_beat:
+            if not lease.session:
+                lease.link = None
+            lease.deadline, lease.beat_at = sent + _window(lease.ttl), first_beat
+            self._acquired(lease)
 
-    def _settle(self, request: Request) -> None:
-        """Answers an acquire when it is known whether its lease is held."""
-        lease = request.lease
-        if request.is_over or not lease or lease.state == CONFIRMING:
-            return
-        if lease.holds:
-            self._finish(request, leases=[lease.key])
-        else:
-            self._finish(request, error="LeaseLost", reason=lease.reason, advice=lease.advice)
+    def _acquired(self, lease: LeaseState) -> None:
+        lease.state, lease.is_told = HELD, True
+        lease.ends_at = self.now + (lease.at_most or NEVER)
+        self._tell("acquired", lease)
+        self._finish(lease, leases=[lease.id])
 
-    def _finish(self, request: Request, error: str = "", **more: Any) -> None:
+    def _finish(self, lease: LeaseState, error: str = "", **more: Any) -> None:
         """Answers an acquire, once. A grant that is nobody's, or may be there, is given back."""
-        del self.requests[request.id]
-        request.is_over = True
-        if request.doubt and error not in {"", "LeaseTaken"}:
+        del self.requests[lease.id]
+        if lease.doubt and error != "LeaseTaken":
             more["in_doubt"] = True
-        self.effects.append({"reply": request.id, "error": error, **more})
-        if error and request.lease and request.lease.lives:
-            self._give_back(request.lease)
-        if not request.call:
-            self._undo_doubt(request)
+        self.effects.append({"reply": lease.id, "error": error, **more})
+        if lease.state == ASKING:
+            lease.is_over = True
+        elif lease.state == CONFIRMING:
+            self._give_back(lease)
+        if not lease.call:
+            self._undo_doubt(lease)
 
-    def _acquire_failed(self, call: Call, request: Request, code: str) -> None:
-        if not call.open and not request.session and not request.doubt and _is_doubtful(code):
-            request.doubt = (call.sent, call.sent + call.limit)
-        if request.is_over:
-            self._undo_doubt(request)
+    def _acquire_failed(self, call: Call, lease: LeaseState, code: str) -> None:
+        if not call.open and not lease.session and not lease.doubt and _is_doubtful(code):
+            lease.doubt = (call.sent, call.sent + call.limit)
+        if lease.is_over:
+            self._undo_doubt(lease)
             return
         if code == "unsent":
-            request.at = self.now
+            lease.at = self.now
             return
-        request.tries += 1
-        until, longest = request.until, _longest_wait(request.ttl)
-        if _is_conflict(code):
-            until, longest = max(until, request.begun + self._patience(request.ttl)), TRY_AGAIN
-        is_in_doubt = request.doubt is not None
+        lease.tries += 1
+        until, longest = lease.until, _longest_wait(lease.ttl)
+        is_conflict, is_in_doubt = _is_conflict(code), lease.doubt is not None
+        if is_conflict:
+            until, longest = max(until, lease.begun + self._patience(lease.ttl)), TRY_AGAIN
         # Nobody else's grant would be taken over: what there may be is undone, or ends at its ttl.
-        is_stuck = is_in_doubt and not request.reclaims
-        may_pass = _is_conflict(code) or _is_of_connection(code)
-        if is_in_doubt and request.reclaims and request.tries == 1 and _is_of_connection(code):
-            request.at = self.now
+        is_stuck = is_in_doubt and not lease.reclaims
+        may_pass = is_conflict or _is_of_connection(code)
+        if is_in_doubt and not is_stuck and lease.tries == 1 and _is_of_connection(code):
+            lease.at = self.now
             return
         if not may_pass or is_stuck or self.now >= until:
-            self._finish(request, **_not_granted(code, call.open and not is_in_doubt))
+            self._finish(lease, **_not_granted(code, call.open and not is_in_doubt))
             return
-        if not _is_conflict(code):
+        if not is_conflict:
             # An outage is told once, however many wait for its end.
             if not any(one.is_out for one in self.requests.values()):
-                self.effects.append({"log": "not acquired", "key": request.id, "code": code})
-            request.is_out = True
-        pause = self._spread(_growing(request.tries, longest))
-        request.at = self.now + min(pause, max(1, until - self.now))
+                self.effects.append({"log": "not acquired", "key": lease.id, "code": code})
+            lease.is_out = True
+        pause = self._spread(_growing(lease.tries, longest))
+        lease.at = self.now + min(pause, max(1, until - self.now))
 
-    def _undo_doubt(self, request: Request) -> None:
+    def _undo_doubt(self, lease: LeaseState) -> None:
         """Has what may have been granted be released, if the holder is nobody else's."""
-        if request.doubt is None or request.named or self.is_done:
+        if lease.doubt is None or lease.named or self.is_done:
             return
-        (sent, until), request.doubt = request.doubt, None
-        names, holder, ttl = request.names, request.holder, request.ttl
-        self.undos.append(Undo(names, holder, ttl, self.now, until, gives_up_at=sent + ttl))
+        (sent, until), lease.doubt = lease.doubt, None
+        self.undos.append(Undo(lease, sent + lease.ttl, at=self.now, until=until))
 
     def _undo_answered(self, undo: Undo, released: int) -> None:
         undo.tries += 1
@@ -791,11 +756,11 @@ class LeaseStates:
     def _give_back(self, lease: LeaseState, is_in_doubt: bool = False) -> None:
         is_in_doubt = is_in_doubt or lease.is_ending or lease.resting > 0 or lease.touched > 0
         until = self.now + self._patience(lease.ttl)
-        if not lease.request.session:
+        if not lease.session:
             lease.link = None
         if lease.state != LOST:
             lease.state = RELEASING
-        self.releases.append(Release([lease], self.now, until, is_in_doubt, is_in_doubt))
+        self.releases.append(Release([lease], is_in_doubt, is_in_doubt, at=self.now, until=until))
 
     def _together(self, first: Release) -> Release:
         """Releases that are queued go in one call; those of rows, in one for each table."""
@@ -813,10 +778,9 @@ class LeaseStates:
     def _send_release(self, release: Release) -> None:
         smallest = min(lease.ttl for lease in release.leases)
         limit = min(self._limit(), _own_limit(smallest))
-        first, busy = release.leases[0], {call.on for call in self.calls.values()}
-        is_idle = first.request.session and first.link and first.link.number not in busy
+        first, is_one = release.leases[0], len(release.leases) == 1
         # The connection of a session lease serves if there is no shared one.
-        is_own = is_idle and not self.link and len(release.leases) == 1
+        is_own = is_one and first.session and first.link and not first.call and not self.link
         call = Call("release", limit, release.leases, of=release)
         self._start(call, first if is_own else self)
 
@@ -825,7 +789,7 @@ class LeaseStates:
         left = iter(rows)
         for lease in release.leases:
             is_gone = None in list(islice(left, len(lease.rest or lease.names)))
-            has_session = not lease.request.session or lease.link
+            has_session = not lease.session or lease.link
             is_known = not release.is_in_doubt and not lease.table and has_session
             if lease.state != LOST and is_gone and is_known and self.now < lease.deadline:
                 self._lose(lease, "gone")
@@ -857,9 +821,8 @@ class LeaseStates:
         release.at = self.now + (0 if is_first or is_of_one or code == "unsent" else pause)
         if is_of_one:
             self.releases.remove(release)
-            at, until, is_in_doubt = release.at, release.until, release.is_in_doubt
-            for lease in release.leases:
-                self.releases.append(Release([lease], at, until, is_in_doubt, True, release.tries))
+            alone = [replace(release, leases=[one], is_alone=True) for one in release.leases]
+            self.releases += alone
 
     # Ends.
 
@@ -871,11 +834,12 @@ class LeaseStates:
             return
         self._forget(lease)
         self._end_links()
-        self._settle(lease.request)
+        if lease.id in self.requests:
+            self._finish(lease, "LeaseLost", reason=reason, advice=lease.advice)
 
     def _forget(self, lease: LeaseState) -> None:
         """After a loss: gives back what the server may still hold."""
-        self.leases.pop(lease.key, None)
+        self.leases.pop(lease.id, None)
         if lease.rest and not self.is_done:
             self._give_back(lease)
         lease.is_over = not lease.rest
@@ -885,18 +849,16 @@ class LeaseStates:
         if lease.state == LOST:
             return
         lease.state, lease.reason = RELEASED, reason
-        self.leases.pop(lease.key, None)
+        self.leases.pop(lease.id, None)
         self._end_links()
         if lease.is_told:
             self._tell("released", lease)
 
     def _tell(self, event: str, lease: LeaseState) -> None:
-        if event == "acquired":
-            lease.is_told, lease.at_most = True, self.now + (lease.request.at_most or NEVER)
         self.effects.append(
             {
                 "event": event,
-                "key": lease.key,
+                "key": lease.id,
                 "token": lease.token,
                 "remaining": lease.deadline - self.now if lease.holds else 0,
                 "reason": lease.reason,

@@ -9,7 +9,7 @@ import psycopg
 from psycopg.adapt import PyFormat, Transformer
 from psycopg.sql import Identifier
 
-from .lease_state import Call, LeaseState, Release, Request, Undo
+from .lease_state import Call, LeaseState, Release, Undo
 
 Statement = tuple[str, list[Any]]
 
@@ -61,11 +61,11 @@ def of_call(call: Call) -> Statement:
     """An acquire is one try, or a portion of a wait."""
     pairs, timeout = [call.names, call.tokens], str(max(10, call.limit // 4))
     match call.of:
-        case Request() as of if len(call.names) == 1:
+        case LeaseState() as of if len(call.names) == 1:
             first = [call.names[0], call.holder, span(of.ttl), span(call.wait), of.metadata]
             flags = [of.shared, of.slots, call.reclaim, of.session]
             return _ACQUIRE, [*first, *flags, call.names]
-        case Request() as of:
+        case LeaseState() as of:
             asked = [call.names, call.holder, span(of.ttl), of.metadata, of.session]
             return _ACQUIRE_ALL, [*asked, call.names]
         case Undo():
@@ -85,7 +85,7 @@ def of_call(call: Call) -> Statement:
 def answer(call: Call, rows: list[tuple[Any, ...]]) -> tuple[Any, ...]:
     """What its rows say, as the machine takes it."""
     match call.of:
-        case Request():
+        case LeaseState():
             ((token, holder, left, state),) = rows
             if token is not None:
                 return ([((), token)],)

@@ -25,7 +25,7 @@ from .errors import (
     sqlstate_of,
     told,
 )
-from .heartbeat import Heartbeat, Holding
+from .heartbeat import Heartbeat, Holding, now
 from .statements import Statement
 
 C = TypeVar("C")
@@ -237,7 +237,7 @@ class Guard(Block[C]):
         if not (holdings or adopted):
             raise ValueError("a guard takes a lease")
         named = [(name, one) for one in holdings if not one.table for name in one.names]
-        self._names, tokens = [name for name, _ in named], [one.state.token for _, one in named]
+        self._names, tokens = [name for name, _ in named], [one.token for _, one in named]
         adopted_by = None
         if adopted:
             self._names, tokens, adopted_by = [adopted[0]], [adopted[1]], adopted[2]
@@ -249,7 +249,7 @@ class Guard(Block[C]):
         #: The leases that can be lost under it. Not a row lease whose window is over: its last
         #: write is checked by the table's trigger.
         self._held = [
-            one for one in holdings if not (release and one.table and one.over == "deadline")
+            one for one in holdings if not (release and one.table and one.over(now()) == "deadline")
         ]
         self._connection, self._driver = connection, driver_of(connection)
         self._is_async = self._driver.is_async
@@ -314,7 +314,7 @@ class Guard(Block[C]):
     async def _begin_once(self) -> None:
         await self._driver.begin(self._register)
         for holding in self._rows:
-            if await self._value(statements.guard_row(holding.state)) is None:
+            if await self._value(statements.guard_row(holding)) is None:
                 self._heartbeat.suspect([holding])
                 raise LeaseLost("gone", holding.told_names)
         self._is_touching = bool(self._rows)
@@ -335,7 +335,7 @@ class Guard(Block[C]):
 
     async def _release(self) -> None:
         for holding in self._rows:
-            await self._value(statements.last_row(holding.state))
+            await self._value(statements.last_row(holding))
         gone = await self._value(self._last) if self._names else None
         if gone is not None:
             raise LeaseLost("gone", (gone,))
