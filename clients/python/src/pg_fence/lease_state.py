@@ -129,9 +129,18 @@ class LeaseState(Caller):
         return self.state == CONFIRMING and self.link is not None
 
     @property
+    def is_queued(self) -> bool:
+        """Whether it is to be acquired still, and no call is under way for that."""
+        return self.state == ASKING and not self.call
+
+    @property
     def is_busy(self) -> bool:
         """Whether it is not to be renewed now."""
         return bool(self.call or self.resting or self.touched)
+
+    def is_due(self, by: int) -> bool:
+        """Whether it is to be renewed by then, on the connection that all share."""
+        return self.beat_at <= by and self.lives and not (self.is_busy or self.confirms_aside)
 
     def remaining(self, now: int) -> int:
         """How long it is believed in if nothing else comes. This may be asked at any time."""
@@ -353,7 +362,7 @@ class LeaseStates(Caller):
                 times += [release.until, release.at] if is_free else [release.until]
         times += [undo.at for undo in self.undos if not undo.call]
         for lease in self.requests.values():
-            if lease.state == ASKING and not lease.call:
+            if lease.is_queued:
                 times.append(lease.until + LONGEST_QUEUE)
                 if lease.asks_aside or is_free:
                     times.append(lease.at)
@@ -385,15 +394,14 @@ class LeaseStates(Caller):
             if not release.call and (is_late or release.until <= self.now):
                 self._given_back(release)
         for lease in list(self.requests.values()):
-            is_queued = lease.state == ASKING and not lease.call
-            if is_queued and self.now >= lease.until + LONGEST_QUEUE:
+            if lease.is_queued and self.now >= lease.until + LONGEST_QUEUE:
                 self._finish(lease, "NoConnection")
 
     # Calls: one at a time on the connection that all share, where none waits for anybody.
 
     def _send(self) -> None:
         for lease in list(self.requests.values()):
-            if lease.asks_aside and self._is_due(lease):
+            if lease.asks_aside and lease.is_queued and lease.at <= self.now:
                 self._try(lease)
         self.undos = [undo for undo in self.undos if not undo.is_over]
         for undo in self.undos:
@@ -408,17 +416,13 @@ class LeaseStates(Caller):
             self._send_shared()
         self._rest()
 
-    def _is_due(self, lease: LeaseState) -> bool:
-        return lease.state == ASKING and not lease.call and lease.at <= self.now
-
     def _send_shared(self) -> None:
-        near = [lease for lease in self.leases.values() if lease.beat_at <= self.now]
-        due = (lease for lease in near if self._is_beat_due(lease, self.now))
+        due = (lease for lease in self.leases.values() if lease.is_due(self.now))
         beat = min(due, key=lambda lease: lease.beat_at, default=None)
         gives = (one for one in self.releases if one.at <= self.now and not one.call)
         release = next(gives, None)
-        asks = (one for one in self.requests.values() if not one.asks_aside and self._is_due(one))
-        request = next(asks, None)
+        asks = (one for one in self.requests.values() if one.is_queued and one.at <= self.now)
+        request = next((one for one in asks if not one.asks_aside), None)
         # Heartbeats go first; after two of them something else has its turn.
         if beat and not (self.beats >= MOST_BEATS and (release or request)):
             self.beats += 1
@@ -426,21 +430,16 @@ class LeaseStates(Caller):
             return
         self.beats = 0
         if release:
-            self._send_release(self._together(release))
+            self._send_release(release)
         elif request:
             self._try(request)
-
-    def _is_beat_due(self, lease: LeaseState, by: int) -> bool:
-        is_waiting = lease.is_busy or lease.confirms_aside
-        return lease.beat_at <= by and lease.lives and not is_waiting
 
     def _go_along(self, first: LeaseState) -> list[LeaseState]:
         """The leases that are due soon, the due ones first."""
         if first.confirms_row:
             return [first]
-        of_table = [lease for lease in self.leases.values() if lease.table == first.table]
-        of_table = [lease for lease in of_table if not lease.confirms_row]
-        due = [lease for lease in of_table if self._is_beat_due(lease, self.now + lease.ttl // 6)]
+        due = [lease for lease in self.leases.values() if lease.is_due(self.now + lease.ttl // 6)]
+        due = [lease for lease in due if lease.table == first.table and not lease.confirms_row]
         due.sort(key=lambda lease: lease.beat_at)
         return due[: _how_many(MOST_PAIRS, (len(lease.names) for lease in due))]
 
@@ -569,7 +568,7 @@ class LeaseStates(Caller):
         """Takes the outcomes of the names of a lease."""
         outcomes = {row[0] for row in rows}
         again = min((row[2] for row in rows if row[2] is not None), default=None)
-        is_over = "lost" in outcomes or "refused" in outcomes
+        is_over = not outcomes.isdisjoint({"lost", "refused"})
         lease.is_answered = True
         if not lease.lives or (is_over and lease.resting):
             return
@@ -711,19 +710,18 @@ class LeaseStates(Caller):
             return
         lease.tries += 1
         until, longest = lease.until, _longest_wait(lease.ttl)
-        is_conflict, is_in_doubt = _is_conflict(code), lease.doubt is not None
+        is_conflict, is_outage = _is_conflict(code), _is_of_connection(code)
         if is_conflict:
             until, longest = max(until, lease.begun + self._patience(lease.ttl)), TRY_AGAIN
-        # Nobody else's grant would be taken over: what there may be is undone, or ends at its ttl.
-        is_stuck = is_in_doubt and not lease.reclaims
-        may_pass = is_conflict or _is_of_connection(code)
-        if is_in_doubt and not is_stuck and lease.tries == 1 and _is_of_connection(code):
+        if lease.doubt and lease.reclaims and lease.tries == 1 and is_outage:
             lease.at = self.now
             return
-        if not may_pass or is_stuck or self.now >= until:
-            self._finish(lease, **_not_granted(code, call.open and not is_in_doubt))
+        # Nobody else's grant would be taken over: what there may be is undone, or ends at its ttl.
+        may_pass = (is_conflict or is_outage) and (lease.reclaims or not lease.doubt)
+        if not may_pass or self.now >= until:
+            self._finish(lease, **_not_granted(code, call.open and not lease.doubt))
             return
-        if not is_conflict:
+        if is_outage:
             # An outage is told once, however many wait for its end.
             if not any(one.is_out for one in self.requests.values()):
                 self.effects.append({"log": "not acquired", "key": lease.id, "code": code})
@@ -762,23 +760,19 @@ class LeaseStates(Caller):
             lease.state = RELEASING
         self.releases.append(Release([lease], is_in_doubt, is_in_doubt, at=self.now, until=until))
 
-    def _together(self, first: Release) -> Release:
-        """Releases that are queued go in one call; those of rows, in one for each table."""
-        due = [one for one in self.releases if one.at <= self.now and not one.call]
-        table = first.leases[0].table
-        some = [one for one in due if not one.is_alone and one.leases[0].table == table]
-        counts = (sum(len(lease.names) for lease in one.leases) for one in some)
-        for one in some[1 : _how_many(MOST_RELEASED, counts)] if not first.is_alone else ():
-            first.leases += one.leases
-            first.until = min(first.until, one.until)
-            first.is_in_doubt = first.is_in_doubt or one.is_in_doubt
-            self.releases.remove(one)
-        return first
-
     def _send_release(self, release: Release) -> None:
-        smallest = min(lease.ttl for lease in release.leases)
+        """Those that are queued go together; those of rows, in one call for each table."""
+        first, due = release.leases[0], [one for one in self.releases if one.at <= self.now]
+        some = [one for one in due if not (one.is_alone or one.call)]
+        some = [one for one in some if one.leases[0].table == first.table]
+        counts = (sum(len(lease.names) for lease in one.leases) for one in some)
+        for one in some[1 : _how_many(MOST_RELEASED, counts)] if not release.is_alone else ():
+            release.leases += one.leases
+            release.until = min(release.until, one.until)
+            release.is_in_doubt = release.is_in_doubt or one.is_in_doubt
+            self.releases.remove(one)
+        smallest, is_one = min(lease.ttl for lease in release.leases), len(release.leases) == 1
         limit = min(self._limit(), _own_limit(smallest))
-        first, is_one = release.leases[0], len(release.leases) == 1
         # The connection of a session lease serves if there is no shared one.
         is_own = is_one and first.session and first.link and not first.call and not self.link
         call = Call("release", limit, release.leases, of=release)
@@ -855,16 +849,10 @@ class LeaseStates(Caller):
             self._tell("released", lease)
 
     def _tell(self, event: str, lease: LeaseState) -> None:
-        self.effects.append(
-            {
-                "event": event,
-                "key": lease.id,
-                "token": lease.token,
-                "remaining": lease.deadline - self.now if lease.holds else 0,
-                "reason": lease.reason,
-                "advice": lease.advice,
-            }
-        )
+        left = lease.deadline - self.now if lease.holds else 0
+        why = {"reason": lease.reason, "advice": lease.advice}
+        told = {"event": event, "key": lease.id, "token": lease.token, "remaining": left}
+        self.effects.append(told | why)
 
     def _log(self, what: str, reason: str = "") -> None:
         """One line for all of an input that are alike."""
