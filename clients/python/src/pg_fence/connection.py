@@ -162,11 +162,16 @@ def cut(handle: socket.socket) -> None:
 # For programs of both kinds.
 
 
+def running() -> Future[Any]:
+    """Nobody who gives up takes the outcome away."""
+    future: Future[Any] = Future()
+    future.set_running_or_notify_cancel()
+    return future
+
+
 def in_thread(call: Callable[[], _T]) -> Future[_T]:
     """Runs a call that blocks where no signal's exception interrupts it, and no loop waits."""
-    future: Future[_T] = Future()
-    # Nobody who gives up takes the outcome away.
-    future.set_running_or_notify_cancel()
+    future = running()
 
     def run() -> None:
         try:

@@ -314,30 +314,24 @@ class Leases(Block[F], Generic[F, L, Done]):
                     block.push_async_exit(leased._leave)
                     return await settled(work(lease))
             except Exception as error:
-                if stop.is_set() and leased._holding is None:
+                holding = leased._holding
+                cause = cause_of(error, holding is None)
+                if holding:
+                    *told, then = leader.work_failed(now(), cause, holding.is_lost)
+                elif stop.is_set():
                     return None
-                pause = self._pause(leader, name, error, leased._holding)
-                if self._heartbeat.is_closed or pause is None:
+                else:
+                    *told, then = leader.not_granted(now(), cause)
+                for effect in told:
+                    self._heartbeat.interrupted(name, effect.get("log"), error)
+                if self._heartbeat.is_closed or "pause" not in then:
                     raise
+                pause = then["pause"] / 1000
+                is_sync = isinstance(stop, threading.Event)
                 with suppress(TimeoutError):
-                    is_sync = isinstance(stop, threading.Event)
                     await settled(
                         stop.wait(pause) if is_sync else asyncio.wait_for(stop.wait(), pause)
                     )
-
-    def _pause(
-        self, leader: Leader, name: str, error: Exception, holding: Holding | None
-    ) -> float | None:
-        """How many seconds a leader pauses after an error; None if it goes on no more."""
-        cause = cause_of(error, holding is None)
-        if holding is None:
-            effects = leader.not_granted(now(), cause)
-        else:
-            effects = leader.work_failed(now(), cause, holding.is_lost)
-        for effect in effects[:-1]:
-            self._heartbeat.interrupted(name, effect.get("log"), error)
-        pause = effects[-1].get("pause")
-        return None if pause is None else pause / 1000
 
 
 def cause_of(error: Exception, is_of_acquire: bool) -> str:

@@ -15,20 +15,13 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from datetime import timedelta
 from socket import socket
-from typing import Any, Literal
+from typing import Literal
 
 import psycopg
 
 from . import statements
-from .connection import Connection, Opener, cut, in_thread, outcome, run
-from .errors import (
-    FenceError,
-    LeaseLost,
-    LeaseTaken,
-    never_opens,
-    sqlstate_of,
-    told,
-)
+from .connection import Connection, Opener, cut, in_thread, outcome, run, running
+from .errors import FenceError, LeaseLost, LeaseTaken, never_opens, sqlstate_of, told
 from .lease_state import (
     LONGEST_CALL,
     LOOK_AGAIN,
@@ -73,19 +66,12 @@ def span(ms: float) -> timedelta:
     return timedelta(milliseconds=min(ms, _LONGEST_SPAN))
 
 
-def _running() -> Future[Any]:
-    """Nobody who gives up takes the outcome away."""
-    future: Future[Any] = Future()
-    future.set_running_or_notify_cancel()
-    return future
-
-
 @dataclass(eq=False)
 class Holding(LeaseState):
     """A lease, and what the program waits for of it."""
 
     #: The answer to the acquire: none, or an error.
-    granted: Future[None] = field(default_factory=_running)
+    granted: Future[None] = field(default_factory=running)
     #: The error of its last call, and who logged in.
     cause: BaseException | None = None
     role: str = ""
@@ -154,7 +140,7 @@ class Heartbeat:
         return self._put(decide)
 
     def _put(self, decide: Callable[[], object], answer_to: int = 0) -> Future[None]:
-        future = _running()
+        future = running()
         self._inbox.put((decide, answer_to, future))
         with self._lock:
             if self._thread is None:
@@ -309,8 +295,6 @@ class Heartbeat:
                 _log.warning("leases are %s%s%s", line, more, f": {count}" if count else "")
             case {"closed": _}:
                 self._closed.set_result(None)
-            case _:
-                pass
 
     def _event(self, event: Kind, effect: Effect) -> None:
         key, reason = effect["key"], effect["reason"]

@@ -106,8 +106,10 @@ class Driver:
                 else:
                     in_thread(lambda: self.raw.cancel_safe(timeout=2)).result(3)
         with contextlib.suppress(Exception):
-            ends = (getattr(self.connection, name, None) for name in _ENDS)
-            await settled(next(filter(None, ends))())
+            for name in ("terminate", "invalidate", "close"):
+                if end := getattr(self.connection, name, None):
+                    await settled(end())
+                    break
 
     def is_closed(self) -> bool:
         raw = self.raw
@@ -126,9 +128,6 @@ class Driver:
             leave = getattr(block, "__aexit__", None) or block.__exit__
             raised = (type(error), error, error.__traceback__) if error else (None, None, None)
             await self._run(lambda: leave(*raised))
-
-
-_ENDS = ("terminate", "invalidate", "close")
 
 
 class SQLAlchemy(Driver):
@@ -291,13 +290,15 @@ class Guard(Block[C]):
             last = "inner" if self._driver.is_inner else "committed"
         except BaseException as error:
             meant = self._told(error, stage)
-            for holding in self._holdings if stage == "commit" else ():
-                holding.in_doubt = holding.in_doubt or not isinstance(error, Exception)
-            if stage == "commit" and isinstance(meant, (LeaseLost, TransactionLost)):
-                # The server has ended an idle transaction before it read the commit.
-                meant.in_doubt = sqlstate_of(error) not in {"25P03", "25P04"}
-            if stage == "commit" and (not isinstance(error, Exception) or _is_in_doubt(meant)):
-                last = "in doubt"
+            if stage == "commit":
+                is_interrupted = not isinstance(error, Exception)
+                for holding in self._holdings:
+                    holding.in_doubt = holding.in_doubt or is_interrupted
+                if isinstance(meant, (LeaseLost, TransactionLost)):
+                    # The server has ended an idle transaction before it read the commit.
+                    meant.in_doubt = sqlstate_of(error) not in {"25P03", "25P04"}
+                if is_interrupted or getattr(meant, "in_doubt", False):
+                    last = "in doubt"
             await self._roll_back(error)
             if sqlstate_of(error) in {"PF001", "PF004"} and self._holdings:
                 # The next renewal tells whether it is lost; but the connection is sound.
@@ -398,7 +399,3 @@ class Guard(Block[C]):
             # adopted this number.
             return LeaseTaken(self._names, meant.detail.get("holder"))
         return meant
-
-
-def _is_in_doubt(error: BaseException) -> bool:
-    return isinstance(error, FenceError) and error.in_doubt
