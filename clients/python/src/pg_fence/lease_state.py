@@ -33,25 +33,18 @@ class Caller:
     at: int = 0
     until: int = 0
     tries: int = 0
-    #: The connection of its own, and the call that is under way.
-    link: "Link | None" = None
+    #: The number of its connection, if it has one, and the errors in a row there.
+    on: int = 0
+    errors: int = 0
+    #: The call that is under way.
     call: "Call | None" = None
     is_over: bool = False
 
 
 @dataclass(slots=True, eq=False)
-class Link:
-    """A connection: whose it is, and how many errors in a row it has had."""
-
-    number: int
-    owner: Caller
-    errors: int = 0
-
-
-@dataclass(slots=True, eq=False)
 class LeaseState(Caller):
-    """One lease, from the acquire on. Its link is the one over which it is acquired and confirmed;
-    of a session lease, the one that it ends with."""
+    """One lease, from the acquire on. Over a connection of its own it is acquired and confirmed;
+    a session lease ends with it."""
 
     # What is asked for. The holder is unique, unless it is `named` by the caller.
     id: str
@@ -126,7 +119,7 @@ class LeaseState(Caller):
 
     @property
     def confirms_aside(self) -> bool:
-        return self.state == CONFIRMING and self.link is not None
+        return self.state == CONFIRMING and self.on > 0
 
     @property
     def is_queued(self) -> bool:
@@ -192,8 +185,8 @@ class Call:
     reclaim: bool = False
     wait: int = 0
     number: int = 0
+    #: The number of the connection, and whose it is.
     on: int = 0
-    #: Whose connection that is.
     owner: Caller | None = None
     open: bool = False
     #: When it was sent; while its connection is being opened, when that began.
@@ -223,7 +216,8 @@ class LeaseStates(Caller):
         self.undos: list[Undo] = []
         self.releases: list[Release] = []
         self.calls: dict[int, Call] = {}
-        self.links: dict[int, Link] = {}
+        #: Whose the connections are, by their numbers.
+        self.links: dict[int, Caller] = {}
         self.last_call = self.last_link = 0
         #: How many heartbeats in a row there were.
         self.beats = 0
@@ -457,14 +451,15 @@ class LeaseStates(Caller):
             names = lease.rest if call.do == "release" and lease.rest else lease.names
             call.names += names
             call.tokens += [lease.token] * len(names)
-        if owner.link:
+        if owner.on:
             self._is_sent(call)
         else:
             self.last_link += 1
-            owner.link = self.links[self.last_link] = Link(self.last_link, owner)
+            self.links[self.last_link] = owner
+            owner.on, owner.errors = self.last_link, 0
             call.open, call.sent = True, self.now
             call.until = self.now + max(call.limit, SHORTEST_OPENING)
-        call.on = owner.link.number
+        call.on = owner.on
         # The same call is not open any more once it was sent.
         self.effects.append({"call": call, "open": call.open})
 
@@ -502,12 +497,12 @@ class LeaseStates(Caller):
         self._over(call)
         if call.open and code == "no answer":
             code = "connect"
-        link = self.links[call.on]
+        owner = self.links[call.on]
         if not _is_locked(code):
-            link.errors += 1
+            owner.errors += 1
         is_useless = call.open or is_broken or _is_of_connection(code) or code == "panicked"
         # A second error in a row: another connection.
-        if is_useless or link.errors > 1 or link.owner.link is not link:
+        if is_useless or owner.errors > 1 or owner.on != call.on:
             self.effects.append({"cut": call.on})
             self._leave(call.on)
         match call.of:
@@ -522,20 +517,20 @@ class LeaseStates(Caller):
 
     def _leave(self, on: int) -> None:
         """Forgets a connection, which has ended. Session leases end with theirs."""
-        link = self.links.pop(on, None)
-        if link and (owner := link.owner).link is link:
-            owner.link = None
+        owner = self.links.pop(on, None)
+        if owner and owner.on == on:
+            owner.on = 0
             if isinstance(owner, LeaseState) and owner.lives and owner.session:
                 self._lose(owner, "session")
 
     def _end_links(self) -> None:
         """Ends the connections that nobody needs any more."""
         busy = {call.on for call in self.calls.values()}
-        for link in list(self.links.values()):
-            is_needed = link.owner.link is link and not link.owner.is_over
-            if not is_needed and link.number not in busy:
-                self.effects.append({"hang_up": link.number})
-                self._leave(link.number)
+        for on, owner in list(self.links.items()):
+            is_needed = owner.on == on and not owner.is_over
+            if not is_needed and on not in busy:
+                self.effects.append({"hang_up": on})
+                self._leave(on)
 
     def _rest(self) -> None:
         """Ends the shared connection with the last lease, and tells when a closed fence is done."""
@@ -546,10 +541,10 @@ class LeaseStates(Caller):
         is_done = self.closed_at < NEVER and not self.is_done
         if is_done:
             self.undos.clear()
-            for link in self.links.values():
-                link.owner.is_over = True
+            for owner in self.links.values():
+                owner.is_over = True
         elif not self.undos:
-            self.link = None
+            self.on = 0
         self._end_links()
         if is_done:
             self.is_done = True
@@ -600,7 +595,7 @@ class LeaseStates(Caller):
             self._tell("renewed", lease)
         else:
             if not lease.session:
-                lease.link = None
+                lease.on = 0
             self._end_links()
             self._acquired(lease)
 
@@ -676,7 +671,7 @@ class LeaseStates(Caller):
             self._give_back(lease)
         elif self.now < first_beat:
             if not lease.session:
-                lease.link = None
+                lease.on = 0
             lease.deadline, lease.beat_at = sent + _window(lease.ttl), first_beat
             self._acquired(lease)
 
@@ -755,7 +750,7 @@ class LeaseStates(Caller):
         is_in_doubt = is_in_doubt or lease.is_ending or lease.resting > 0 or lease.touched > 0
         until = self.now + self._patience(lease.ttl)
         if not lease.session:
-            lease.link = None
+            lease.on = 0
         if lease.state != LOST:
             lease.state = RELEASING
         self.releases.append(Release([lease], is_in_doubt, is_in_doubt, at=self.now, until=until))
@@ -774,7 +769,7 @@ class LeaseStates(Caller):
         smallest, is_one = min(lease.ttl for lease in release.leases), len(release.leases) == 1
         limit = min(self._limit(), _own_limit(smallest))
         # The connection of a session lease serves if there is no shared one.
-        is_own = is_one and first.session and first.link and not first.call and not self.link
+        is_own = is_one and first.session and first.on and not first.call and not self.on
         call = Call("release", limit, release.leases, of=release)
         self._start(call, first if is_own else self)
 
@@ -783,7 +778,7 @@ class LeaseStates(Caller):
         left = iter(rows)
         for lease in release.leases:
             is_gone = None in list(islice(left, len(lease.rest or lease.names)))
-            has_session = not lease.session or lease.link
+            has_session = not lease.session or lease.on
             is_known = not release.is_in_doubt and not lease.table and has_session
             if lease.state != LOST and is_gone and is_known and self.now < lease.deadline:
                 self._lose(lease, "gone")
