@@ -378,7 +378,7 @@ class LeaseStates(Caller):
             elif lease.deadline <= self.now and lease.lives and not lease.touched:
                 # A renewal without an answer may have come through all the same.
                 self._lose(lease, "deadline", () if lease.is_answered else lease.names)
-        is_late = not self.is_done and self.now >= self.closed_at + CLOSING
+        is_late = self.now >= self.closed_at + CLOSING
         for call in list(self.calls.values()):
             if is_late or (call.until <= self.now and call.number != answer_to):
                 self._call_failed(call, "no answer", True)
@@ -465,7 +465,7 @@ class LeaseStates(Caller):
 
     def _is_sent(self, call: Call) -> None:
         call.open, call.sent, call.until = False, self.now, self.now + call.limit
-        for lease in call.leases if call.do.startswith("keep") else ():
+        for lease in call.leases:
             lease.is_answered = False
 
     def _limit(self, ttl: int = NEVER) -> int:
@@ -976,8 +976,5 @@ def _not_granted(code: str, is_opening: bool) -> dict[str, str]:
     has_no_answer = _is_doubtful(code) or _is_of_connection(code)
     error = "NoAnswer" if has_no_answer else by_code.get(code, "Refused")
     # Words of our own are no SQLSTATE.
-    is_sqlstate = len(code) == 5 and code.upper() == code
-    return {
-        "error": "NoConnection" if is_opening else error,
-        "sqlstate": code if is_sqlstate else "",
-    }
+    state = "" if code.islower() else code
+    return {"error": "NoConnection" if is_opening else error, "sqlstate": state}
