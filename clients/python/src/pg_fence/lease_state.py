@@ -228,7 +228,7 @@ class LeaseStates(Caller):
 
     def acquire(self, lease: LeaseState) -> None:
         lease.begun = lease.at = self.now
-        lease.ttl, lease.until = min(lease.ttl, NEVER), self.now + min(lease.wait, NEVER)
+        lease.until = self.now + lease.wait
         self.requests[lease.id] = lease
         if self.closed_at < NEVER:
             self._finish(lease, "Closed")
@@ -517,8 +517,7 @@ class LeaseStates(Caller):
 
     def _leave(self, on: int) -> None:
         """Forgets a connection, which has ended. Session leases end with theirs."""
-        owner = self.links.pop(on, None)
-        if owner and owner.on == on:
+        if owner := self.links.pop(on, None):
             owner.on = 0
             if isinstance(owner, LeaseState) and owner.lives and owner.session:
                 self._lose(owner, "session")
@@ -701,7 +700,7 @@ class LeaseStates(Caller):
             self._undo_doubt(lease)
             return
         if code == "unsent":
-            lease.at = self.now
+            # It is due still.
             return
         lease.tries += 1
         until, longest = lease.until, _longest_wait(lease.ttl)
@@ -709,7 +708,6 @@ class LeaseStates(Caller):
         if is_conflict:
             until, longest = max(until, lease.begun + self._patience(lease.ttl)), TRY_AGAIN
         if lease.doubt and lease.reclaims and lease.tries == 1 and is_outage:
-            lease.at = self.now
             return
         # Nobody else's grant would be taken over: what there may be is undone, or ends at its ttl.
         may_pass = (is_conflict or is_outage) and (lease.reclaims or not lease.doubt)
@@ -726,7 +724,7 @@ class LeaseStates(Caller):
 
     def _undo_doubt(self, lease: LeaseState) -> None:
         """Has what may have been granted be released, if the holder is nobody else's."""
-        if lease.doubt is None or lease.named or self.is_done:
+        if lease.doubt is None or lease.named:
             return
         (sent, until), lease.doubt = lease.doubt, None
         self.undos.append(Undo(lease, sent + lease.ttl, at=self.now, until=until))
@@ -769,7 +767,7 @@ class LeaseStates(Caller):
         smallest, is_one = min(lease.ttl for lease in release.leases), len(release.leases) == 1
         limit = min(self._limit(), _own_limit(smallest))
         # The connection of a session lease serves if there is no shared one.
-        is_own = is_one and first.session and first.on and not first.call and not self.on
+        is_own = is_one and first.on and not first.call and not self.on
         call = Call("release", limit, release.leases, of=release)
         self._start(call, first if is_own else self)
 
