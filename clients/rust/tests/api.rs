@@ -133,7 +133,7 @@ async fn a_guard_in_the_transaction_of_others_is_a_savepoint() {
 async fn another_role_is_told_what_it_lacks() {
     let (shop, other) = (Shop::new().await, config(|config| config.user("rust_1")));
     let role = "CREATE ROLE rust_1 LOGIN; SELECT fence_grant('rust_1'); DROP TABLE IF EXISTS runs;
-        CREATE TABLE runs (id int, fence bigint, held_until timestamptz)";
+        CREATE TABLE runs (id int); SELECT fence_protect('runs', deadline => 'held_until')";
     shop.sql(role).await;
     let mut client = open(std::slice::from_ref(&other), NoTls, LONG).await.unwrap();
     let told = shop.lease().await.guard(&mut client).await.err().unwrap().to_string();
