@@ -184,10 +184,12 @@ impl Error {
                 holder: Some(holder).filter(|holder| !holder.is_empty()),
                 waits_for,
             },
-            Denial::LeaseLost(reason) => match cause.filter(|_| reason == Reason::Refused) {
-                Some(cause) if ask.table.is_some() => cause,
-                _ => Error::lost(&names, reason, false),
-            },
+            Denial::LeaseLost { reason, is_other_role } => {
+                match cause.filter(|_| reason == Reason::Refused) {
+                    Some(cause) if ask.table.is_some() => cause,
+                    _ => Error::lost(&names, reason, is_other_role),
+                }
+            }
             Denial::Closed => Error::Closed,
             Denial::GivenUp => Error::Invalid("nobody waits for the lease any more"),
             Denial::NoConnection => match cause {

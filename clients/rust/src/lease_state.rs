@@ -158,7 +158,7 @@ pub enum EventKind {
 #[derive(Debug, Clone, PartialEq)]
 pub enum Denial {
     LeaseTaken { holder: String, remaining: i64, waits_for: Option<WaitsFor> },
-    LeaseLost(Reason),
+    LeaseLost { reason: Reason, is_other_role: bool },
     NoConnection,
     NoAnswer,
     NotGranted,
@@ -1212,14 +1212,14 @@ impl LeaseStates {
 
     fn lose(&mut self, id: Id, reason: Reason, rest: Vec<String>) {
         let Some(l) = self.leases.get_mut(&id) else { return };
-        let was_held = l.holds();
+        let (was_held, is_other_role) = (l.holds(), l.is_other_role);
         (l.state, l.rest) = (State::Lost(reason), rest);
         if was_held {
             self.effects.push(l.event(self.now, EventKind::Lost(reason)));
             self.count(Some(reason));
         } else {
             self.release(id);
-            self.finish(id, Some(Denial::LeaseLost(reason)), None);
+            self.finish(id, Some(Denial::LeaseLost { reason, is_other_role }), None);
         }
     }
 

@@ -219,7 +219,8 @@ export function toldOfAcquire(reply: Reply, { names, cause, role, ask }: Holding
   }
   // The call that confirms a row can never succeed: its error says why.
   const isRefused = reason === "refused" && cause !== undefined;
-  if (error === "LeaseLost" && !isRefused) return new LeaseLost(reason, names);
+  if (error === "LeaseLost" && !isRefused)
+    return new LeaseLost(reason, names, undefined, reply.advice);
   if (error === "Closed") return new Closed("the fence is closed");
   if (error === "NoConnection" || error === "NoAnswer") {
     const [Type, what] =

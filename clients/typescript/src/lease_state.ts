@@ -894,7 +894,8 @@ export class LeaseStates implements Place {
     }
     if (rest.length > 0) this.#giveBack(lease);
     else this.#forgetLease(lease);
-    if (!lease.isAnswered) this.#finish(lease, { error: "LeaseLost", reason });
+    const { advice } = lease;
+    if (!lease.isAnswered) this.#finish(lease, { error: "LeaseLost", reason, advice });
   }
 
   #end(lease: LeaseState, reason?: Reason): void {

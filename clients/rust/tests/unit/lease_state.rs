@@ -253,7 +253,10 @@ impl Player {
                 });
                 match denial {
                     None => reply["leases"] = json!([self.key(*id)]),
-                    Some(Denial::LeaseLost(reason)) => reply["reason"] = json!(reason.to_string()),
+                    Some(Denial::LeaseLost { reason, is_other_role }) => {
+                        reply["reason"] = json!(reason.to_string());
+                        reply["advice"] = json!(is_other_role.then_some("other role"));
+                    }
                     Some(Denial::LeaseTaken { holder, remaining, waits_for }) => {
                         let waits_for = waits_for.map(|one| format!("{one:?}").to_lowercase());
                         reply["holder"] = json!(holder);

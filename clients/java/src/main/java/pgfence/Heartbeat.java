@@ -429,7 +429,7 @@ final class Heartbeat {
                     new LeaseTaken(names, reply.holder, reply.remaining, reply.waitsFor, null);
             case "LeaseLost" ->
                     reply.reason != Reason.REFUSED || cause == null
-                            ? new LeaseLost(reply.reason, null, names, false, null)
+                            ? new LeaseLost(reply.reason, reply.advice, names, false, null)
                             : acquire.role == null
                                     ? noConnection(cause)
                                     : FenceException.ofCall(cause, acquire.role, acquire.table);

@@ -949,6 +949,7 @@ final class LeaseState {
         Reply reply = new Reply(g.isHeld() ? null : "LeaseLost");
         reply.leases = g.isHeld() ? List.of(g.key) : List.of();
         reply.reason = g.reason;
+        reply.advice = g.advice;
         finish(g, reply);
     }
 
