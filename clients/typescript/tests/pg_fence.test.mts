@@ -91,7 +91,6 @@ test("what is shown are the verbs, and nothing internal", () => {
 });
 
 test("the types are strict, and what is wrong is named", async () => {
-  const adopted = fence.adopted("a", 1);
   const began = () => assert.fail("it began");
   const wrong: [RegExp, () => unknown][] = [
     [/^TypeError: the name/, () => fence.lease(7 as any)],
@@ -100,9 +99,8 @@ test("the types are strict, and what is wrong is named", async () => {
     [/^TypeError: reclaim/, () => fence.lease("job", { reclaim: true })],
     [/^TypeError: several/, () => fence.lease(["a", "b"], { shared: true })],
     [/^TypeError: a guard takes a lease/, () => fence.guard(on, [], began)],
-    [/^TypeError: a guard takes/, () => adopted.guard(fence as any, began)],
-    // @ts-expect-error a key has columns
-    [/^TypeError: a key/, () => fence.keepRow("runs", 1, 1)],
+    [/^TypeError: a guard takes/, () => fence.adopted("a", 1).guard(fence as any, began)],
+    [/^TypeError: a key/, () => fence.keepRow("runs", 1 as any, 1)],
     [/relation "nowhere" does not exist/, () => fence.keepRow("nowhere", { id: 1 }, 1)],
     [/^Refused: .* bigint: "a"/, () => fence.keepRow("runs", { part: "a", id: "a" }, 1)],
   ];
