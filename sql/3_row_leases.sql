@@ -37,15 +37,16 @@ DECLARE
     later CONSTANT integer := 3;
     refused CONSTANT integer := 4;
     is_managed boolean;
-    place pg_catalog.text;
-    strength pg_catalog.text;
+    table_name pg_catalog.text;
+    lock_strength pg_catalog.text;
     typed_values pg_catalog.text;
-    is_the_row pg_catalog.text;
-    together integer;
+    row_condition pg_catalog.text;
+    statement pg_catalog.text;
+    batch_size integer;
     first integer := 1;
     last integer;
     began pg_catalog.timestamptz;
-    ns bigint[];
+    positions bigint[];
     versions pg_catalog.text[];
     outcomes integer[];
     spans interval[];
@@ -71,7 +72,7 @@ BEGIN
     SELECT format('%I.%I', n.nspname, c.relname), CASE WHEN EXISTS (
                SELECT FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey)
                 WHERE i.indrelid = c.oid AND i.indisunique AND a.attname IN (fence_column, deadline)) THEN 'UPDATE' ELSE 'NO KEY UPDATE' END
-      INTO place, strength
+      INTO table_name, lock_strength
       FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = relation;
     -- A value of a domain is read as of its base type, like a constant in the caller's own UPDATE.
     WITH RECURSIVE part (n, name, type, collated) AS (
@@ -84,42 +85,43 @@ BEGIN
                              (SELECT format(' COLLATE %I.%I', l.nspname, o.collname) FROM pg_collation o
                                 JOIN pg_namespace l ON l.oid = o.collnamespace WHERE o.oid = p.collated)), ', '),
            string_agg(format('r.%I = g.k%s', p.name, p.n), ' AND ') || format(' AND r.%I OPERATOR(pg_catalog.=) g.token', fence_column)
-      INTO typed_values, is_the_row
+      INTO typed_values, row_condition
       FROM part p LEFT JOIN pg_type t ON t.oid = p.type LEFT JOIN pg_namespace s ON s.oid = t.typnamespace
      WHERE t.typtype IS DISTINCT FROM 'd';
 
-    together := CASE WHEN is_managed THEN 1 ELSE pairs END;
+    -- A row that is locked is passed over: nothing waits, and no row holds up another. A row that is not the
+    -- caller's any more is not written, because the trigger would refuse it, and all others with it. (The planner
+    -- expects one row of each part: a join of two would compare each row of one with each of the other. A subquery,
+    -- unlike a join, is looked up by the key, whatever the planner expects of the table.) A row that is given twice is
+    -- written once, after all have been locked.
+    statement := format($statement$
+        WITH given AS MATERIALIZED (
+            SELECT g.n, g.token, g.ttl, %1$s FROM ROWS FROM (pg_catalog.unnest($1), pg_catalog.unnest($2), pg_catalog.unnest($3))
+                   WITH ORDINALITY AS g (key, token, ttl, n)),
+        mine AS MATERIALIZED (
+            SELECT g.*, pg_catalog.concat(r.tableoid, r.ctid) AS version, r.%4$I AS deadline
+              FROM %3$s AS r JOIN given AS g ON %2$s FOR %6$s OF r SKIP LOCKED),
+        kept AS (
+            UPDATE %3$s AS r SET %4$I = pg_catalog.clock_timestamp() OPERATOR(pg_catalog.+) g.ttl, %5$I = g.token
+              FROM (SELECT DISTINCT ON (m.version) m.* FROM mine AS m ORDER BY m.version) AS g
+             WHERE %2$s AND g.deadline OPERATOR(pg_catalog.>) pg_catalog.clock_timestamp()
+            RETURNING g.version, r.%4$I AS deadline)
+        SELECT pg_catalog.array_agg(a.n), pg_catalog.array_agg(a.version), pg_catalog.array_agg(a.outcome),
+               pg_catalog.array_agg(a.deadline OPERATOR(pg_catalog.-) pg_catalog.clock_timestamp())
+          FROM (SELECT NULL::pg_catalog.int8, k.version, $4, k.deadline FROM kept AS k
+                UNION ALL SELECT m.n, m.version, $5, m.deadline FROM mine AS m
+                UNION ALL SELECT g.n, NULL, $6, (SELECT pg_catalog.max(r.%4$I) FROM %3$s AS r WHERE %2$s) FROM given AS g
+               ) AS a (n, version, outcome, deadline)
+        $statement$, typed_values, row_condition, table_name, deadline, fence_column, lock_strength);
+    batch_size := CASE WHEN is_managed THEN 1 ELSE pairs END;
     WHILE first <= pairs LOOP
-        last := least(first + together - 1, pairs);
+        last := least(first + batch_size - 1, pairs);
         began := clock_timestamp();
         BEGIN
             PERFORM set_config('pg_fence.token', tokens[first]::text, true) WHERE is_managed;
             PERFORM set_config('search_path', path, true);
-            -- A row that is locked is passed over: nothing waits, and no row holds up another. A row that is not the
-            -- caller's any more is not written, because the trigger would refuse it, and all others with it. (The planner
-            -- expects one row of each part: a join of two would compare each row of one with each of the other. A subquery,
-            -- unlike a join, is looked up by the key, whatever the planner expects of the table.) A row that is given twice is
-            -- written once, after all have been locked.
-            EXECUTE pg_catalog.format($statement$
-                WITH given AS MATERIALIZED (
-                    SELECT g.n, g.token, g.ttl, %1$s FROM ROWS FROM (pg_catalog.unnest($1), pg_catalog.unnest($2), pg_catalog.unnest($3))
-                           WITH ORDINALITY AS g (key, token, ttl, n)),
-                mine AS MATERIALIZED (
-                    SELECT g.*, pg_catalog.concat(r.tableoid, r.ctid) AS version, r.%4$I AS deadline
-                      FROM %3$s AS r JOIN given AS g ON %2$s FOR %6$s OF r SKIP LOCKED),
-                kept AS (
-                    UPDATE %3$s AS r SET %4$I = pg_catalog.clock_timestamp() OPERATOR(pg_catalog.+) g.ttl, %5$I = g.token
-                      FROM (SELECT DISTINCT ON (m.version) m.* FROM mine AS m ORDER BY m.version) AS g
-                     WHERE %2$s AND g.deadline OPERATOR(pg_catalog.>) pg_catalog.clock_timestamp()
-                    RETURNING g.version, r.%4$I AS deadline)
-                SELECT pg_catalog.array_agg(a.n), pg_catalog.array_agg(a.version), pg_catalog.array_agg(a.outcome),
-                       pg_catalog.array_agg(a.deadline OPERATOR(pg_catalog.-) pg_catalog.clock_timestamp())
-                  FROM (SELECT NULL::pg_catalog.int8, k.version, $4, k.deadline FROM kept AS k
-                        UNION ALL SELECT m.n, m.version, $5, m.deadline FROM mine AS m
-                        UNION ALL SELECT g.n, NULL, $6, (SELECT pg_catalog.max(r.%4$I) FROM %3$s AS r WHERE %2$s) FROM given AS g
-                       ) AS a (n, version, outcome, deadline)
-                $statement$, typed_values, is_the_row, place, deadline, fence_column, strength)
-               INTO ns, versions, outcomes, spans USING keys[first:last], tokens[first:last], ttls[first:last], kept, lost, later;
+            EXECUTE statement
+               INTO positions, versions, outcomes, spans USING keys[first:last], tokens[first:last], ttls[first:last], kept, lost, later;
             PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
             failure := NULL;
         EXCEPTION WHEN OTHERS THEN
@@ -134,17 +136,17 @@ BEGIN
                 RAISE;
             ELSIF last > first AND (SQLSTATE = '55P03'
                   AND clock_timestamp() - began >= nullif(current_setting('lock_timeout'), '0')::interval) IS NOT TRUE THEN
-                together := (last - first + 1) / 2;
+                batch_size := (last - first + 1) / 2;
                 CONTINUE;
             END IF;
             failure := SQLSTATE;
-            ns := NULL;
+            positions := NULL;
             versions := NULL;
             outcomes := NULL;
             spans := NULL;
         END;
         RETURN QUERY
-        WITH answer AS (SELECT a.* FROM unnest(ns, versions, outcomes, spans) AS a (n, version, outcome, span))
+        WITH answer AS (SELECT a.* FROM unnest(positions, versions, outcomes, spans) AS a (n, version, outcome, span))
         SELECT g.key, g.token, ('{kept,lost,later,refused}'::text[])[o.outcome], CASE WHEN o.outcome <> lost THEN o.span END,
                CASE WHEN o.outcome = kept THEN least(o.span / 3, '1 day')
                     WHEN o.outcome = later AND o.span IS NOT NULL THEN greatest(o.span / 10, '10 ms') END,
@@ -161,7 +163,7 @@ BEGIN
                 coalesce(k.span, CASE WHEN s.span < '0' THEN '0' ELSE s.span END)) AS o (outcome, span)
          ORDER BY g.n;
         first := last + 1;
-        together := CASE WHEN is_managed THEN 1 ELSE 2 * together END;
+        batch_size := CASE WHEN is_managed THEN 1 ELSE 2 * batch_size END;
     END LOOP;
     PERFORM set_config('pg_fence.token', shown, true) WHERE is_managed;
     PERFORM set_config('search_path', path, true);
@@ -191,8 +193,8 @@ DECLARE
         WHEN token < 1 OR key_columns = '{}' OR CASE jsonb_typeof(key)
             WHEN 'array' THEN jsonb_array_length(key) <> cardinality(key_columns) ELSE true END THEN '22023' END;
     is_managed boolean;
-    place pg_catalog.text;
-    is_the_key pg_catalog.text;
+    table_name pg_catalog.text;
+    key_condition pg_catalog.text;
     written integer;
 BEGIN
     IF fault IS NOT NULL THEN
@@ -208,7 +210,7 @@ BEGIN
             DETAIL = jsonb_build_object('relation', relation::text),
             HINT = format('Its owner calls fence_protect(%L, deadline => %L).', relation, deadline);
     END IF;
-    SELECT format('%I.%I', n.nspname, c.relname) INTO place
+    SELECT format('%I.%I', n.nspname, c.relname) INTO table_name
       FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = relation;
     WITH RECURSIVE part (n, name, type, collated) AS (
         SELECT c.n - 1, c.name, a.atttypid, a.attcollation FROM unnest(key_columns) WITH ORDINALITY AS c (name, n)
@@ -219,13 +221,13 @@ BEGIN
                              coalesce(quote_ident(s.nspname) || '.' || quote_ident(t.typname), 'pg_catalog.text'),
                              (SELECT format(' COLLATE %I.%I', l.nspname, o.collname) FROM pg_collation o
                                 JOIN pg_namespace l ON l.oid = o.collnamespace WHERE o.oid = p.collated)), ' AND ')
-      INTO is_the_key
+      INTO key_condition
       FROM part p LEFT JOIN pg_type t ON t.oid = p.type LEFT JOIN pg_namespace s ON s.oid = t.typnamespace
      WHERE t.typtype IS DISTINCT FROM 'd';
     PERFORM set_config('pg_fence.token', token::text, true) WHERE is_managed;
     PERFORM set_config('search_path', path, true);
     EXECUTE pg_catalog.format('UPDATE %1$s AS r SET %2$I = $2 WHERE %4$s AND r.%2$I OPERATOR(pg_catalog.=) $2 AND r.%3$I IS NOT NULL',
-        place, fence_column, deadline, is_the_key) USING key, token;
+        table_name, fence_column, deadline, key_condition) USING key, token;
     GET DIAGNOSTICS written = ROW_COUNT;
     PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
     PERFORM set_config('pg_fence.token', CASE WHEN written > 0 THEN token::text ELSE shown END, true) WHERE written > 0 OR is_managed;
@@ -262,8 +264,9 @@ DECLARE
             SELECT bool_or(CASE jsonb_typeof(k) WHEN 'array' THEN jsonb_array_length(k) <> cardinality(key_columns) ELSE true END)
               FROM unnest(keys) AS k) THEN '22023' END;
     is_managed boolean;
-    place pg_catalog.text;
-    is_the_key pg_catalog.text;
+    table_name pg_catalog.text;
+    key_condition pg_catalog.text;
+    statement pg_catalog.text;
     written integer;
 BEGIN
     IF fault IS NOT NULL THEN
@@ -280,7 +283,7 @@ BEGIN
             DETAIL = jsonb_build_object('relation', relation::text),
             HINT = format('Its owner calls fence_protect(%L, deadline => %L).', relation, deadline);
     END IF;
-    SELECT format('%I.%I', n.nspname, c.relname) INTO place
+    SELECT format('%I.%I', n.nspname, c.relname) INTO table_name
       FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = relation;
     WITH RECURSIVE part (n, name, type, collated) AS (
         SELECT c.n - 1, c.name, a.atttypid, a.attcollation FROM unnest(key_columns) WITH ORDINALITY AS c (name, n)
@@ -291,15 +294,16 @@ BEGIN
                              coalesce(quote_ident(s.nspname) || '.' || quote_ident(t.typname), 'pg_catalog.text'),
                              (SELECT format(' COLLATE %I.%I', l.nspname, o.collname) FROM pg_collation o
                                 JOIN pg_namespace l ON l.oid = o.collnamespace WHERE o.oid = p.collated)), ' AND ')
-      INTO is_the_key
+      INTO key_condition
       FROM part p LEFT JOIN pg_type t ON t.oid = p.type LEFT JOIN pg_namespace s ON s.oid = t.typnamespace
      WHERE t.typtype IS DISTINCT FROM 'd';
+    statement := format(
+        'UPDATE %1$s AS r SET %2$I = $2, %3$I = NULL WHERE %4$s AND r.%2$I OPERATOR(pg_catalog.=) $2 AND r.%3$I IS NOT NULL',
+        table_name, fence_column, deadline, key_condition);
     FOR n IN 1..pairs LOOP
         PERFORM set_config('pg_fence.token', tokens[n]::text, true) WHERE is_managed;
         PERFORM set_config('search_path', path, true);
-        EXECUTE pg_catalog.format(
-            'UPDATE %1$s AS r SET %2$I = $2, %3$I = NULL WHERE %4$s AND r.%2$I OPERATOR(pg_catalog.=) $2 AND r.%3$I IS NOT NULL',
-            place, fence_column, deadline, is_the_key) USING keys[n], tokens[n];
+        EXECUTE statement USING keys[n], tokens[n];
         GET DIAGNOSTICS written = ROW_COUNT;
         PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
         RETURN QUERY SELECT tokens[n] WHERE written > 0 UNION ALL SELECT NULL WHERE written = 0;
