@@ -121,7 +121,7 @@ pub fn has(call: &str) -> bool {
 /// The variable that plants a bug in the script for this process and its children.
 pub const BUG_VARIABLE: &str = "PG_FENCE_LITE_BUG";
 
-/// The text of `sql/pg_fence_lite.sql`, with the calls for rows, or with `PG_FENCE_LITE_BUG`, of a copy with that bug.
+/// The text of `sql/pg_fence_lite.sql` and of the calls for rows; with `PG_FENCE_LITE_BUG`, of a copy with that bug.
 pub fn lite_script() -> Result<String> {
     let mut text = String::new();
     for name in ["pg_fence_lite.sql", "3_row_leases.sql"] {
