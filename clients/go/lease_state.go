@@ -136,6 +136,7 @@ type ask struct {
 type request struct {
 	caller
 	ask
+	number           int // of the acquires, in their order
 	begun, until, at int64
 	tries            int
 	isOut            bool // it waits for the end of an outage
@@ -190,6 +191,7 @@ type leaseStates struct {
 	giveBacks     []*giveBack
 	calls         []*call
 	links         []*link
+	lastRequest   int
 	lastCall      int
 	lastLink      int
 	beats         int // in a row
@@ -206,7 +208,9 @@ func newLeaseStates(spread int64) *leaseStates {
 // What the program asks. Each of these is an input, within a step
 
 func (s *leaseStates) acquire(a ask) *request {
-	r := &request{ask: a, begun: s.now, until: s.now + min(a.Wait, never), at: s.now}
+	s.lastRequest++
+	r := &request{ask: a, number: s.lastRequest, begun: s.now, at: s.now}
+	r.until = s.now + min(a.Wait, never)
 	r.TTL, r.AtMost = min(r.TTL, never), cmp.Or(r.AtMost, never)
 	s.requests = append(s.requests, r)
 	if s.closedAt < never {
@@ -489,6 +493,7 @@ func (s *leaseStates) endByClock(answered int) {
 	for _, u := range s.undos {
 		u.isOver = u.isOver || isLate
 	}
+	s.endLinks()
 	for _, g := range slices.Clone(s.giveBacks) {
 		if !g.isCalling && (isLate || g.until <= s.now) {
 			s.givenBack(g)
@@ -954,7 +959,12 @@ func (s *leaseStates) granted(r *request, token, sent int64, table string) {
 		key: r.ID, names: r.Names, token: token, ttl: r.TTL, table: table, request: r, state: confirming,
 		atMost: never, isAnswered: true, deadline: s.now + r.TTL, beatAt: s.now,
 	}
-	s.leases = append(s.leases, l)
+	isLater := func(one *leaseState) bool { return one.request.number > r.number }
+	at := slices.IndexFunc(s.leases, isLater)
+	if at < 0 {
+		at = len(s.leases)
+	}
+	s.leases = slices.Insert(s.leases, at, l)
 	firstBeat := sent + r.TTL/beatsPerTTL
 	isInTime := s.now < firstBeat
 	if r.link != nil && (r.Session || !r.isOver && !isInTime) {
@@ -996,6 +1006,7 @@ func (s *leaseStates) finish(r *request, reply effect) {
 	if !r.isCalling {
 		s.undoDoubt(r)
 	}
+	s.endLinks()
 }
 
 func (s *leaseStates) acquireFailed(c *call, r *request, code string) {
@@ -1120,6 +1131,8 @@ func (s *leaseStates) together(first *giveBack) *giveBack {
 }
 
 func (s *leaseStates) sendRelease(g *giveBack) {
+	// If it is tried again, others go first.
+	s.giveBacks = append(without(s.giveBacks, g), g)
 	// The connection of a session lease serves where there is no shared one.
 	by, first := &s.caller, g.leases[0]
 	isOwn := first.request.Session && first.link != nil && first.isFree()
@@ -1191,7 +1204,6 @@ func (s *leaseStates) lose(l *leaseState, reason Reason, rest []string) {
 		return
 	}
 	s.giveBackRest(l)
-	s.endLinks()
 	s.settle(l.request)
 }
 
@@ -1201,17 +1213,18 @@ func (s *leaseStates) giveBackRest(l *leaseState) {
 	if l.isOver = len(l.rest) == 0; !l.isOver && !s.isDone {
 		s.giveBack(l, false)
 	}
+	s.endLinks()
 }
 
 // end is that of a release. What was lost before has been told.
 func (s *leaseStates) end(l *leaseState, reason Reason) {
-	if l.isOver = true; l.state == lost {
-		return
+	wasLost := l.state == lost
+	if l.isOver = true; !wasLost {
+		l.state, l.reason = released, reason
+		s.leases = without(s.leases, l)
 	}
-	l.state, l.reason = released, reason
-	s.leases = without(s.leases, l)
 	s.endLinks()
-	if l.isTold {
+	if l.isTold && !wasLost {
 		s.event("released", l)
 	}
 }

@@ -584,7 +584,7 @@ impl LeaseStates {
         }
         match &call.about {
             About::Acquire { id, .. } => self.acquire_failed(*id, sent, call.limit, code),
-            About::Leases(leases) => self.keep_failed(leases, code, is_opening),
+            About::Leases(leases) => self.keep_failed(leases, &call.pairs.ttls, code, is_opening),
             About::Release(number) => self.release_failed(*number, code, is_opening),
             About::Undo { number, .. } => self.undo_failed(*number, code),
         }
@@ -896,7 +896,7 @@ impl LeaseStates {
         }
     }
 
-    fn keep_failed(&mut self, leases: &[(Id, usize)], code: &str, is_opening: bool) {
+    fn keep_failed(&mut self, leases: &[(Id, usize)], ttls: &[i64], code: &str, is_opening: bool) {
         let now = self.now;
         let lives = |id: &Id| self.leases.get(id).is_some_and(Lease::lives);
         let ids: Vec<_> = leases.iter().map(|(id, _)| *id).filter(lives).collect();
@@ -904,8 +904,7 @@ impl LeaseStates {
         // What confirms a row may be wrong in itself: a name, or a value of the key.
         let is_wrong = !passes(code) && ids.iter().any(|id| self.leases[id].is_alone());
         let is_over = is_refused || is_wrong;
-        let smallest = ids.iter().map(|id| self.leases[id].ask.ttl).min().unwrap_or(NEVER);
-        let mut again = now + self.pause(smallest);
+        let mut again = now + self.pause(ttls.iter().copied().min().unwrap_or(NEVER));
         if code == "unsent" {
             again = now;
         } else if code == "panicked" {
@@ -1114,9 +1113,10 @@ impl LeaseStates {
         self.add(Release { leases, at, until, is_in_doubt, is_alone, ..Release::default() });
     }
 
-    fn add(&mut self, release: Release) {
+    fn add(&mut self, release: Release) -> u64 {
         self.last_number += 1;
         self.releases.insert(self.last_number, release);
+        self.last_number
     }
 
     /// Releases that are queued go together, those of rows for each table.
@@ -1138,6 +1138,9 @@ impl LeaseStates {
                 first.is_in_doubt |= other.is_in_doubt;
             }
         }
+        // If it is tried again, others go first.
+        let Some(release) = self.releases.remove(&number) else { return };
+        let number = self.add(release);
         let (of_all, place) = (self.limit(), self.place_of_release(number));
         let Some(release) = self.releases.get_mut(&number) else { return };
         release.is_calling = true;

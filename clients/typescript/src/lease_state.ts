@@ -416,12 +416,14 @@ export class LeaseStates implements Place {
     }
     if (isLate) this.#undos.clear();
     for (const lease of this.#leases.values()) {
-      const { giving, until } = lease;
+      const { giving } = lease;
       if (giving && lease.call?.do !== "release" && (isLate || giving.until <= now)) {
         this.#givenBack(lease);
-      } else if (isAsking(lease) && until + LONGEST_QUEUE <= now) {
-        this.#finish(lease, { error: "NoConnection" });
       }
+    }
+    for (const lease of this.#leases.values()) {
+      const isTooLate = isAsking(lease) && lease.until + LONGEST_QUEUE <= now;
+      if (isTooLate) this.#finish(lease, { error: "NoConnection" });
     }
   }
 
@@ -827,6 +829,14 @@ export class LeaseStates implements Place {
       !giving?.isAlone && ask.table === first.ask.table;
     const isDue = (lease: LeaseState) => this.#isReleaseDue(lease) && isLike(lease);
     const all = first.giving?.isAlone ? [first] : within(MOST_RELEASED, leases.filter(isDue));
+    // From here on they are tried again together.
+    const givings = all.flatMap(({ giving }) => giving ?? []);
+    const until = Math.min(...givings.map((giving) => giving.until));
+    const isInDoubt = givings.some((giving) => giving.isInDoubt);
+    for (const giving of givings)
+      Object.assign(giving, { until, isInDoubt, tries: first.giving?.tries });
+    // If it is tried again, others go first.
+    for (const lease of all) this.#queue(lease);
     // The connection of a session lease serves if there is no shared one.
     const isIdle = first.ask.session && first.link && !first.link.call;
     const isOwn = isIdle && !this.link && all.length === 1;

@@ -210,7 +210,7 @@ class LeaseStates(Caller):
         self.spread, self.now = spread, 0
         self.effects: list[Effect] = []
         self.logs: dict[tuple[str, str], Effect] = {}
-        #: Those whose acquire has no reply yet, and those that were granted.
+        #: Those whose acquire has no reply yet; and all, in the order in which they were asked for.
         self.requests: dict[str, LeaseState] = {}
         self.leases: dict[str, LeaseState] = {}
         self.undos: list[Undo] = []
@@ -229,7 +229,7 @@ class LeaseStates(Caller):
     def acquire(self, lease: LeaseState) -> None:
         lease.begun = lease.at = self.now
         lease.until = self.now + lease.wait
-        self.requests[lease.id] = lease
+        self.requests[lease.id] = self.leases[lease.id] = lease
         if self.closed_at < NEVER:
             self._finish(lease, "Closed")
         elif lease.table:
@@ -384,6 +384,7 @@ class LeaseStates(Caller):
                 self._call_failed(call, "no answer", True)
         for undo in self.undos if is_late else ():
             undo.is_over = True
+        self._end_links()
         for release in list(self.releases):
             if not release.call and (is_late or release.until <= self.now):
                 self._given_back(release)
@@ -664,7 +665,6 @@ class LeaseStates(Caller):
         lease.token, lease.state = token, CONFIRMING
         # The server counts from a later moment: a renewal confirms it over the same connection.
         lease.deadline, lease.beat_at = self.now + lease.ttl, self.now
-        self.leases[lease.id] = lease
         first_beat = sent + lease.ttl // BEATS_PER_TTL
         if is_given_up:
             self._give_back(lease)
@@ -688,10 +688,12 @@ class LeaseStates(Caller):
         self.effects.append({"reply": lease.id, "error": error, **more})
         if lease.state == ASKING:
             lease.is_over = True
+            del self.leases[lease.id]
         elif lease.state == CONFIRMING:
             self._give_back(lease)
         if not lease.call:
             self._undo_doubt(lease)
+        self._end_links()
 
     def _acquire_failed(self, call: Call, lease: LeaseState, code: str) -> None:
         if not call.open and not lease.session and not lease.doubt and _is_doubtful(code):
@@ -764,6 +766,9 @@ class LeaseStates(Caller):
             release.until = min(release.until, one.until)
             release.is_in_doubt = release.is_in_doubt or one.is_in_doubt
             self.releases.remove(one)
+        # If it is tried again, others go first.
+        self.releases.remove(release)
+        self.releases.append(release)
         smallest, is_one = min(lease.ttl for lease in release.leases), len(release.leases) == 1
         limit = min(self._limit(), _own_limit(smallest))
         # The connection of a session lease serves if there is no shared one.
@@ -820,7 +825,6 @@ class LeaseStates(Caller):
             self._tell("lost", lease)
             return
         self._forget(lease)
-        self._end_links()
         if lease.id in self.requests:
             self._finish(lease, "LeaseLost", reason=reason, advice=lease.advice)
 
@@ -830,15 +834,15 @@ class LeaseStates(Caller):
         if lease.rest and not self.is_done:
             self._give_back(lease)
         lease.is_over = not lease.rest
+        self._end_links()
 
     def _end(self, lease: LeaseState, reason: str = "") -> None:
-        lease.is_over = True
-        if lease.state == LOST:
-            return
-        lease.state, lease.reason = RELEASED, reason
-        self.leases.pop(lease.id, None)
+        lease.is_over, was_lost = True, lease.state == LOST
+        if not was_lost:
+            lease.state, lease.reason = RELEASED, reason
+            self.leases.pop(lease.id, None)
         self._end_links()
-        if lease.is_told:
+        if lease.is_told and not was_lost:
             self._tell("released", lease)
 
     def _tell(self, event: str, lease: LeaseState) -> None:

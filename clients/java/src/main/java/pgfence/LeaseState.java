@@ -302,6 +302,7 @@ final class LeaseState {
     private Grant ask(String id, List<String> names, Options options, Object table) {
         Grant g = new Grant(id, names, options, table, now);
         requests.put(id, g);
+        grants.put(id, g);
         if (closedAt < NEVER) {
             finish(g, new Reply("Closed"));
         }
@@ -349,14 +350,14 @@ final class LeaseState {
     void ended(String key) {
         for (Grant g : those(List.of(key))) {
             g.touched--;
-            g.at = min(g.at, now);
+            g.at = g.isAlive() ? min(g.at, now) : g.at;
             endByClock(0);
         }
     }
 
     /** A guard was refused: the next renewal tells. */
     void suspect(List<String> keys) {
-        those(keys).forEach(g -> g.at = now);
+        those(keys).stream().filter(Grant::isAlive).forEach(g -> g.at = now);
     }
 
     Reply check(String key) {
@@ -932,7 +933,6 @@ final class LeaseState {
         g.at = isInTime ? firstBeat : now;
         g.state = isInTime ? State.HELD : State.CONFIRMING;
         g.doubt = null;
-        grants.put(g.key, g);
         if (g.isOver) {
             giveBack(g, false);
         } else if (isInTime) {
@@ -957,6 +957,9 @@ final class LeaseState {
     private void finish(Grant g, Reply reply) {
         requests.remove(g.key);
         g.isOver = true;
+        if (g.state == State.ASKING) {
+            grants.remove(g.key);
+        }
         boolean isFailed = reply.error != null;
         reply.reply = g.key;
         reply.inDoubt = g.doubt != null && isFailed && !reply.error.equals("LeaseTaken");
@@ -1028,6 +1031,7 @@ final class LeaseState {
     }
 
     private void undoAnswered(Grant g, long released) {
+        g.tries++;
         // The call that it is about may still come.
         g.at = min(now + TRY_AGAIN, g.doubt.until);
         if (released > 0 || now >= g.doubt.until) {
@@ -1036,8 +1040,9 @@ final class LeaseState {
     }
 
     private void undoFailed(Grant g, String code) {
+        g.tries++;
         boolean isUnsent = code.equals("unsent");
-        g.at = isUnsent ? now : now + spread(growing(++g.tries, LONGEST_PAUSE), spread);
+        g.at = isUnsent ? now : now + spread(growing(g.tries, LONGEST_PAUSE), spread);
         boolean mayPass = passes(code) || code.equals("panicked");
         if (!mayPass || g.at >= g.doubt.sent + g.ttl) {
             undone(g);
@@ -1072,6 +1077,17 @@ final class LeaseState {
                         .filter(g -> !g.isAlone && g.isReady(now))
                         .filter(g -> Objects.equals(g.table, first.table));
         List<Grant> some = first.isAlone ? List.of(first) : within(MOST_RELEASED, due);
+        // From here on they are tried again together.
+        long until = some.stream().mapToLong(g -> g.until).min().orElse(now);
+        boolean isInDoubt = some.stream().anyMatch(g -> g.isInDoubt);
+        for (Grant g : some) {
+            g.until = until;
+            g.tries = first.tries;
+            g.isInDoubt = isInDoubt;
+        }
+        // If it is tried again, others go first.
+        giveBacks.removeAll(some);
+        giveBacks.addAll(some);
         // The connection of a session lease serves if there is no shared one.
         boolean isOwn = first.options.session && some.size() == 1 && !isOpen(shared.link);
         isOwn &= isOpen(first.link) && calls.values().stream().noneMatch(c -> c.link == first.link);
