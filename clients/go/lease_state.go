@@ -493,7 +493,6 @@ func (s *leaseStates) endByClock(answered int) {
 	for _, u := range s.undos {
 		u.isOver = u.isOver || isLate
 	}
-	s.endLinks()
 	for _, g := range slices.Clone(s.giveBacks) {
 		if !g.isCalling && (isLate || g.until <= s.now) {
 			s.givenBack(g)
@@ -1010,7 +1009,7 @@ func (s *leaseStates) finish(r *request, reply effect) {
 }
 
 func (s *leaseStates) acquireFailed(c *call, r *request, code string) {
-	if !c.Open && !r.Session && isDoubtful(code) && r.doubt == nil {
+	if !c.Open && !r.Session && isDoubtful(code) {
 		r.doubt = &doubt{c.sent, c.sent + c.Limit}
 	}
 	if r.isOver {

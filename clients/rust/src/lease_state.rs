@@ -1040,7 +1040,7 @@ impl LeaseStates {
         let is_told = self.requests.values().any(|r| r.is_out && !r.is_over);
         let Some(r) = self.requests.get_mut(&id) else { return };
         if let Some(sent) = sent.filter(|_| is_doubtful(code) && !r.ask.is_session) {
-            r.doubt.get_or_insert(Doubt { sent, until: sent + limit });
+            r.doubt = Some(Doubt { sent, until: sent + limit });
         }
         if r.is_over {
             return self.leave(id);

@@ -752,7 +752,7 @@ export class LeaseStates implements Place {
     const { until, ask } = lease;
     const isDoubt = !isOpening && !ask.session && isDoubtful(code);
     if (isDoubt)
-      lease.doubt ??= { sent: call.sent as number, until: (call.sent ?? 0) + call.limit };
+      lease.doubt = { sent: call.sent as number, until: (call.sent ?? 0) + call.limit };
     if (lease.isAnswered) return this.#leaveAcquire(lease);
     lease.at = this.#now;
     if (code === "unsent") return;

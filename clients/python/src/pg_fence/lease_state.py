@@ -384,7 +384,6 @@ class LeaseStates(Caller):
                 self._call_failed(call, "no answer", True)
         for undo in self.undos if is_late else ():
             undo.is_over = True
-        self._end_links()
         for release in list(self.releases):
             if not release.call and (is_late or release.until <= self.now):
                 self._given_back(release)
@@ -696,7 +695,7 @@ class LeaseStates(Caller):
         self._end_links()
 
     def _acquire_failed(self, call: Call, lease: LeaseState, code: str) -> None:
-        if not call.open and not lease.session and not lease.doubt and _is_doubtful(code):
+        if not call.open and not lease.session and _is_doubtful(code):
             lease.doubt = (call.sent, call.sent + call.limit)
         if lease.is_over:
             self._undo_doubt(lease)

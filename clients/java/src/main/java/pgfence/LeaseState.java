@@ -986,7 +986,7 @@ final class LeaseState {
     }
 
     private void acquireFailed(Call c, Grant g, String code, boolean isOpening) {
-        if (!isOpening && !g.options.session && isDoubtful(code) && g.doubt == null) {
+        if (!isOpening && !g.options.session && isDoubtful(code)) {
             g.doubt = new Doubt(c.sent, c.sent + c.limit);
         }
         g.at = now;
