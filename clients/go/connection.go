@@ -177,6 +177,8 @@ func read(e effect, rows pgx.Rows) (a answer, err error) {
 	var is bool
 	into, count := []any{&first, &remaining, &again, &second}, len(e.Names)
 	switch e.Do {
+	case "keep", "keep_row":
+		a.outcomes = make([]outcome, 0, count)
 	case "acquire":
 		into, count = []any{&a.token, &first, &remaining, &second}, 1
 	case "release":

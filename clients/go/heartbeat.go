@@ -63,7 +63,7 @@ type acquire struct {
 
 func newHeartbeat(open func(context.Context) (Conn, error)) *heartbeat {
 	h := &heartbeat{
-		open: open, onEvent: func(Event) {}, states: newLeaseStates(rand.Int64N(1001)),
+		open: open, states: newLeaseStates(rand.Int64N(1001)),
 		leases: map[string]*Lease{}, acquires: map[string]*acquire{},
 		connections: map[int]*connection{}, closed: make(chan struct{}),
 	}
@@ -161,7 +161,9 @@ func (h *heartbeat) carryOut(e effect) {
 	case e.Reply != "":
 		if a := h.acquires[e.Reply]; a != nil {
 			delete(h.acquires, e.Reply)
-			h.toTell = append(h.toTell, func() { a.answer <- e })
+			// A copy: else all effects would be on the heap, of which a renewed lease has one.
+			answer := e
+			h.toTell = append(h.toTell, func() { a.answer <- answer })
 		}
 	case e.Log != "":
 		line, reason := "leases are "+e.Log, any(cmp.Or(e.Code, string(e.Reason)))
@@ -205,6 +207,9 @@ func (h *heartbeat) event(e effect) {
 }
 
 func (h *heartbeat) tells(event Event) {
+	if h.onEvent == nil {
+		return
+	}
 	h.toTell = append(h.toTell, func() {
 		defer func() {
 			if what := recover(); what != nil {

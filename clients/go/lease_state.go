@@ -297,7 +297,7 @@ func (s *leaseStates) check(key string) {
 
 func (s *leaseStates) close() {
 	s.closedAt = min(s.closedAt, s.now)
-	for _, r := range slices.Clone(s.requests) {
+	for _, r := range s.requests {
 		s.finish(r, effect{Error: "Closed"})
 	}
 	for _, l := range s.leases {
@@ -384,7 +384,7 @@ func (s *leaseStates) disconnected(on int) {
 }
 
 func (s *leaseStates) died() {
-	for _, l := range slices.Clone(s.leases) {
+	for _, l := range s.leases {
 		if l.holds() {
 			s.lose(l, ReasonKeeper, l.names)
 		}
@@ -471,7 +471,7 @@ func (s *leaseStates) log(what string, reason Reason) {
 }
 
 func (s *leaseStates) endByClock(answered int) {
-	for _, l := range slices.Clone(s.leases) {
+	for _, l := range s.leases {
 		switch {
 		case l.holds() && l.atMost <= s.now:
 			s.lose(l, ReasonAtMost, l.names)
@@ -485,7 +485,7 @@ func (s *leaseStates) endByClock(answered int) {
 		}
 	}
 	isLate := !s.isDone && s.now >= s.closedAt+closing
-	for _, c := range slices.Clone(s.calls) {
+	for _, c := range s.calls {
 		if isLate || c.Call != answered && c.until <= s.now {
 			s.callFailed(c, "no answer", true)
 		}
@@ -493,12 +493,12 @@ func (s *leaseStates) endByClock(answered int) {
 	for _, u := range s.undos {
 		u.isOver = u.isOver || isLate
 	}
-	for _, g := range slices.Clone(s.giveBacks) {
+	for _, g := range s.giveBacks {
 		if !g.isCalling && (isLate || g.until <= s.now) {
 			s.givenBack(g)
 		}
 	}
-	for _, r := range slices.Clone(s.requests) {
+	for _, r := range s.requests {
 		if r.asks() && s.now >= r.until+longestQueue {
 			s.finish(r, effect{Error: "NoConnection"})
 		}
@@ -508,7 +508,7 @@ func (s *leaseStates) endByClock(answered int) {
 // Calls: one at a time on the connection that all share, where none waits for anybody
 
 func (s *leaseStates) send() {
-	for _, r := range slices.Clone(s.requests) {
+	for _, r := range s.requests {
 		if r.isOwn() && r.asks() && r.at <= s.now {
 			s.try(r)
 		}
@@ -600,6 +600,7 @@ func (s *leaseStates) keep(leases []*leaseState, by *caller) {
 func (s *leaseStates) start(c *call, by *caller) {
 	s.lastCall++
 	c.Call = s.lastCall
+	c.Names, c.Tokens = slices.Grow(c.Names, len(c.leases)), make([]int64, 0, len(c.leases))
 	for _, l := range c.leases {
 		names := l.names
 		if c.of != nil && len(l.rest) > 0 {
@@ -683,6 +684,7 @@ func find[T any](some []*T, is func(*T) bool) *T {
 	return nil
 }
 
+// without leaves some as they are: whoever walks over them goes on.
 func without[T comparable](some []T, one T) []T {
 	return slices.DeleteFunc(slices.Clone(some), func(other T) bool { return other == one })
 }
@@ -763,7 +765,7 @@ func (s *leaseStates) leave(of *link) {
 
 // endLinks ends the connections that nobody needs any more.
 func (s *leaseStates) endLinks() {
-	for _, one := range slices.Clone(s.links) {
+	for _, one := range s.links {
 		if !one.isBusy && (one.owner.link != one || one.owner.isOver) {
 			s.effects = append(s.effects, effect{HangUp: one.number})
 			s.leave(one)
