@@ -257,6 +257,10 @@ func (g *guard) run(last []Last) error {
 	if len(g.names)+len(g.leases) == 0 {
 		return errors.New("pgfence: a transaction under no lease")
 	}
+	if slices.ContainsFunc(g.leases, func(l *Lease) bool { return l.h != g.h }) {
+		// Its key is another lease's here.
+		return errors.New("pgfence: a lease of another fence")
+	}
 	isInner, err := g.once()
 	if g.at == beginning && stateOf(err) == "PF004" && !isInner && len(g.leases) > 0 {
 		// After a failover no token speaks until its holder has renewed.
