@@ -72,10 +72,13 @@ func (c *connection) hasEnded(idle time.Duration) bool {
 	if conn == nil || now()-c.usedAt < idle {
 		return false
 	}
-	ctx, cancel := context.WithTimeout(c.open, time.Millisecond)
-	defer cancel()
+	// Not by a context: what its end does can be set, and may ask the server to cancel.
+	on := conn.PgConn()
+	_ = on.Conn().SetReadDeadline(time.Now().Add(time.Millisecond))
 	// The server's reason comes first, then the end.
-	return conn.PgConn().WaitForNotification(ctx) != nil && conn.PgConn().IsClosed()
+	err := on.WaitForNotification(context.Background())
+	_ = on.Conn().SetReadDeadline(time.Time{})
+	return err != nil && on.IsClosed()
 }
 
 // isBroken tells whether it is of no use for another statement.
