@@ -39,7 +39,7 @@ type heartbeat struct {
 	lookedAt    time.Duration
 	lastID      int
 	closed      chan struct{}
-	// toTell are events and answers, which are told in their order, without the lock.
+	// toTell are events, answers and the log, which are told in their order, without the lock.
 	toTell    []func()
 	isTelling bool
 }
@@ -180,7 +180,7 @@ func (h *heartbeat) carryOut(e effect) {
 		if e.Count > 0 {
 			args = append(args, "count", e.Count)
 		}
-		slog.Warn("pgfence: "+line, args...)
+		h.toTell = append(h.toTell, func() { slog.Warn("pgfence: "+line, args...) })
 	case e.Closed:
 		close(h.closed)
 	}

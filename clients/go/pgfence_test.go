@@ -60,14 +60,13 @@ func in(t *testing.T) *place {
 	t.Cleanup(func() {
 		p.fence.Close()
 		p.is(try(p.fence, long, "late"), pgfence.Closed)
-		for range 100 {
-			if p.sql(held) == "0" && runtime.NumGoroutine() <= before {
-				must(p.admin.Close(background))
-				return
+		for tries := 0; p.sql(held) != "0" || runtime.NumGoroutine() > before; tries++ {
+			if tries == 100 {
+				p.Fatalf("%s leases, %d goroutines after %d", p.sql(held), runtime.NumGoroutine(), before)
 			}
 			time.Sleep(100 * time.Millisecond)
 		}
-		p.Fatalf("%s leases, and %d goroutines after %d", p.sql(held), runtime.NumGoroutine(), before)
+		must(p.admin.Close(background))
 	})
 	return p
 }
@@ -159,10 +158,7 @@ func TestATransactionOfDatabaseSQLEndsAsItsWorkDoes(t *testing.T) {
 			_, _ = tx.ExecContext(ctx, "SELECT 1 / 0")
 			return nil
 		}
-		forgets := func(ctx context.Context, _ *sql.Tx) error {
-			<-ctx.Done()
-			return nil
-		}
+		forgets := func(ctx context.Context, _ *sql.Tx) error { <-ctx.Done(); return nil }
 		within := func(ctx context.Context, tx *sql.Tx) error {
 			p.is(lease.GuardSQL(ctx, tx, does(undo, fails)), io.EOF)
 			p.is(lease.GuardSQL(ctx, tx, does(undo, swallows)), pgfence.TransactionLost)
@@ -261,6 +257,7 @@ func TestWhatMeansNothingIsRefusedByName(t *testing.T) {
 		`"nowhere" does not`:  keep(p.fence, "nowhere.runs", pgfence.RowOptions{}),
 		"AtMost":              keep(p.fence, "orders", pgfence.RowOptions{AtMost: 30}),
 		"under no lease":      p.fence.Guard(background, p.admin, nil, nil),
+		"another fence":       p.fence.Guard(background, p.admin, pgfence.Leases{{}}, nil),
 		"by a savepoint":      p.acquire(long, "d").Guard(background, p.admin, nil),
 		"port=none":           try(pgfence.New("postgresql://me@?port=none"), long, "a"),
 		"127.0.0.1":           try(pgfence.New("postgresql://"+silent.Addr().String()), short, "a"),
@@ -297,7 +294,10 @@ func TestTheWorksContextSaysTheLoss(t *testing.T) {
 	for ends, told := range map[error]error{
 		context.Canceled: pgfence.LeaseLost, nil: pgfence.LeaseLost, io.EOF: io.EOF,
 	} {
-		err := p.fence.Lease(background, "job", short, func(ctx context.Context, _ *pgfence.Lease) error {
+		err := p.fence.Lease(background, "job", short, func(ctx context.Context, l *pgfence.Lease) error {
+			asks := func(_ []string, a slog.Attr) slog.Attr { _ = l.Check(); return a }
+			log := slog.NewTextHandler(io.Discard, &slog.HandlerOptions{ReplaceAttr: asks})
+			slog.SetDefault(slog.New(log)) // which may ask the fence
 			p.sql("SELECT lease_revoke('job')")
 			<-ctx.Done()
 			p.equal(context.Cause(ctx).(*pgfence.Error).Reason, pgfence.ReasonGone)
