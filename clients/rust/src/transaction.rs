@@ -207,6 +207,9 @@ impl Under {
             if self.names.is_empty() {
                 return Err(Error::Invalid("a guard takes a lease"));
             }
+            if self.leases.iter().any(|lease| !Arc::ptr_eq(&lease.heartbeat, &self.heartbeat)) {
+                return Err(Error::Invalid("a guard takes leases of its own fence"));
+            }
             self.cut = connection.cut();
             for grant in self.leases.iter().map(|lease| &*lease.grant) {
                 match self.heartbeat.check(grant) {

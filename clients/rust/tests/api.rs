@@ -123,6 +123,8 @@ async fn a_guard_in_the_transaction_of_others_is_a_savepoint() {
         guard.execute(PAY, &[]).await?;
         guard.commit().await?;
         assert!(matches!(fence.guard(&mut client, []).await, Err(Error::Invalid(_))));
+        let others = Fence::new(&url())?;
+        assert!(matches!(others.guard(&mut client, [&lease]).await, Err(Error::Invalid(_))));
         lease.run(async { lease.release().await }).await?
     };
     tokio::spawn(work).await.unwrap().unwrap();

@@ -135,12 +135,14 @@ export type Adopted<On, Tx> = Readonly<{
   guard: Guard<On, Tx>;
 }>;
 
+let isLeaseOf: <On, Tx>(lease: Lease<On, Tx>, heartbeat: Heartbeat) => boolean;
 let holdingOf: <On, Tx>(lease: Lease<On, Tx>) => Holding;
 
 /** A lease that is held until it is released or lost. `await using` releases it at the end of a
  * block, and throws LeaseLost there if nothing has told it before. */
 export class Lease<On, Tx> {
   static {
+    isLeaseOf = (lease, heartbeat) => lease.#heartbeat === heartbeat;
     holdingOf = (lease) => lease.#holding;
   }
   readonly #heartbeat: Heartbeat;
@@ -280,6 +282,8 @@ export class Fence<On, Tx> {
     options?: GuardOptions,
   ): Promise<T> {
     const holdings = leases.map(holdingOf);
+    if (!leases.every((lease) => isLeaseOf(lease, this.#heartbeat)))
+      return Promise.reject(new TypeError("a guard takes leases of its own fence"));
     return guardOf(this.#driver, this.#heartbeat, [...leases], holdings)(on, work, options);
   }
 

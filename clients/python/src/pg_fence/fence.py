@@ -276,8 +276,10 @@ class Leases(Block[F], Generic[F, L, Done]):
 
     def guard(self, connection: C, leases: Iterable[L], *, release: bool = False) -> Guard[C]:
         """A transaction that is guarded by several leases at once."""
-        holdings = [checked("a lease of a guard", one, self._kind)._holding for one in leases]
-        return Guard(self._heartbeat, holdings, release, connection)
+        given = [checked("a lease of a guard", one, self._kind) for one in leases]
+        if any(one._heartbeat is not self._heartbeat for one in given):
+            raise ValueError("a guard takes leases of its own fence")
+        return Guard(self._heartbeat, [one._holding for one in given], release, connection)
 
     def adopted(self, name: str, token: int, *, holder: str | None = None) -> Adopted:
         """A lease that somebody else grants (etcd, ZooKeeper, Redis, another database), under its

@@ -56,6 +56,9 @@ final class Transaction {
         if (held.isEmpty()) {
             throw new IllegalArgumentException("a guard takes at least one lease");
         }
+        if (held.stream().anyMatch(one -> one.heartbeat != heartbeat)) {
+            throw new IllegalArgumentException("a guard takes leases of its own fence");
+        }
         if (on == null || !on.isWrapperFor(BaseConnection.class)) {
             throw new IllegalArgumentException(
                     "a guard takes a connection to PostgreSQL, and not " + on);
