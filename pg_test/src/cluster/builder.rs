@@ -92,6 +92,8 @@ impl Builder {
         settings.push(("port".to_owned(), port.to_string()));
         let socket_dir = cluster.dir().to_string_lossy().into_owned();
         settings.push(("unix_socket_directories".to_owned(), socket_dir));
+        // A killed server leaves its shared memory, which ends with the data directory if it lies there.
+        settings.push(("dynamic_shared_memory_type".to_owned(), "mmap".to_owned()));
         let settings: Vec<(&str, &str)> =
             settings.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
         cluster.configure(&settings)?;
