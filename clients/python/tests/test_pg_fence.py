@@ -265,7 +265,7 @@ class Tests(unittest.TestCase):
             (TypeError, "connection .* not <class 'sqlalchemy", lambda: guard(engine)),
             (TypeError, "AUTOCOMMIT", lambda: guard(commits)),
             (TypeError, "`async with` for", lambda: AsyncFence(URL).lease("job")),
-            (TypeError, "not <class 'int'>", lambda: Fence(7)),
+            (ValueError, "its own fence", lambda: Fence(URL).guard(self.admin, [held])),
             (TypeError, "opens a psycopg.Connection", lambda: Fence(lambda: engine).lease("job")),
         ):
             with self.subTest(says), self.assertRaisesRegex(error, says):
