@@ -751,8 +751,7 @@ export class LeaseStates implements Place {
     const [lease] = call.leases as [LeaseState];
     const { until, ask } = lease;
     const isDoubt = !isOpening && !ask.session && isDoubtful(code);
-    if (isDoubt)
-      lease.doubt = { sent: call.sent as number, until: (call.sent ?? 0) + call.limit };
+    if (isDoubt) lease.doubt = { sent: call.sent as number, until: (call.sent ?? 0) + call.limit };
     if (lease.isAnswered) return this.#leaveAcquire(lease);
     lease.at = this.#now;
     if (code === "unsent") return;

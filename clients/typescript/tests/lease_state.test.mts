@@ -115,8 +115,7 @@ function play({ spread = 0, steps }: { spread?: number; steps: Step[] }): void {
   }
 }
 
-const from =
-  process.env.VECTORS ?? fileURLToPath(new URL("../../spec/vectors", import.meta.url));
+const from = process.env.VECTORS ?? fileURLToPath(new URL("../../spec/vectors", import.meta.url));
 for (const file of readdirSync(from).filter((name) => name.endsWith(".json"))) {
   for (const vector of JSON.parse(readFileSync(join(from, file), "utf8"))) {
     test(`${file}: ${vector.name}`, () => play(vector));
