@@ -311,8 +311,9 @@ class Heartbeat:
         if event in {"lost", "released"}:
             del self._holdings[key]
             holding.end()
-        names, remaining = holding.told_names, span(effect["remaining"])
-        self._tell(Event(event, names, effect["token"], remaining, reason or None))
+        if self._on_event is not None:
+            names, remaining = holding.told_names, span(effect["remaining"])
+            self._tell(Event(event, names, effect["token"], remaining, reason or None))
 
     def _tell(self, event: Event) -> None:
         if self._on_event is not None:

@@ -110,7 +110,7 @@ class LeaseState(Caller):
 
     @property
     def lives(self) -> bool:
-        return self.state in {CONFIRMING, HELD}
+        return CONFIRMING <= self.state <= HELD
 
     @property
     def confirms_row(self) -> bool:
@@ -554,15 +554,15 @@ class LeaseStates(Caller):
     def _keep_answered(self, call: Call, rows: Sequence[Any]) -> None:
         left = iter(rows)
         parts = [list(islice(left, len(lease.names))) for lease in call.leases]
-        got_on = any(all(row[0] == "kept" for row in part) for part in parts)
+        got_on = any({row[0] for row in part} == {"kept"} for part in parts)
         for lease, part in zip(call.leases, parts, strict=True):
             self._renewal(lease, part, call, got_on)
 
     def _renewal(self, lease: LeaseState, rows: Sequence[Any], call: Call, got_on: bool) -> None:
         """Takes the outcomes of the names of a lease."""
         outcomes = {row[0] for row in rows}
-        again = min((row[2] for row in rows if row[2] is not None), default=None)
-        is_over = not outcomes.isdisjoint({"lost", "refused"})
+        again = min([row[2] for row in rows if row[2] is not None], default=None)
+        is_over = "lost" in outcomes or "refused" in outcomes
         lease.is_answered = True
         if not lease.lives or (is_over and lease.resting):
             return
@@ -846,9 +846,8 @@ class LeaseStates(Caller):
 
     def _tell(self, event: str, lease: LeaseState) -> None:
         left = lease.deadline - self.now if lease.holds else 0
-        why = {"reason": lease.reason, "advice": lease.advice}
         told = {"event": event, "key": lease.id, "token": lease.token, "remaining": left}
-        self.effects.append(told | why)
+        self.effects.append({**told, "reason": lease.reason, "advice": lease.advice})
 
     def _log(self, what: str, reason: str = "") -> None:
         """One line for all of an input that are alike."""
