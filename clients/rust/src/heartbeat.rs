@@ -131,7 +131,7 @@ struct Inner {
     acquires: HashMap<Id, Acquire>,
     leases: HashMap<Id, Arc<Grant>>,
     connections: HashMap<u64, Slot>,
-    /// Events and answers are told in their order, without the lock.
+    /// Events, answers and lines of the log are told in their order, without the lock.
     to_tell: VecDeque<Tell>,
     is_telling: bool,
     is_closed: bool,
@@ -139,6 +139,12 @@ struct Inner {
     lost: Vec<(Reason, String)>,
     /// Transactions in which something is to be cancelled.
     hanging: Vec<Place>,
+}
+
+impl Inner {
+    fn warn(&mut self, line: String) {
+        self.to_tell.push_back(Box::new(move |_| log::warn!("{line}")));
+    }
 }
 
 /// An acquire that is under way.
@@ -154,7 +160,7 @@ enum Slot {
     Busy(AbortHandle),
 }
 
-/// An event or an answer that is to be told.
+/// An event, an answer or a line of the log that is to be told.
 type Tell = Box<dyn FnOnce(&Setup) + Send>;
 
 /// What has become of a call: its answer, or the code and the error.
@@ -366,24 +372,24 @@ impl Heartbeat {
                 inner.to_tell.push_back(Box::new(|_| drop(reply.send(result))));
             }
             Effect::NotRenewed(code) => {
-                log::warn!("leases are not renewed, and it is tried again: {code}");
+                inner.warn(format!("leases are not renewed, and it is tried again: {code}"));
             }
             Effect::NotAcquired(id, code) => {
                 let cause = inner.acquires.get(&id).and_then(|acquire| acquire.cause.as_ref());
                 let cause = cause.filter(|_| code != "no answer").map(ToString::to_string);
                 let cause = cause.unwrap_or(code);
-                log::warn!("no lease could be acquired, and it is tried again: {cause}");
+                inner.warn(format!("no lease could be acquired, and it is tried again: {cause}"));
             }
             Effect::Ended(Some(reason), count) => {
                 let first = inner.lost.iter().find(|(of, _)| *of == reason);
                 let first = first.map(|(_, names)| names.as_str()).unwrap_or_default();
-                match count {
-                    1 => log::warn!("the lease {first} is lost ({reason})"),
-                    _ => log::warn!("{count} leases ({first}, …) are lost ({reason})"),
-                }
+                inner.warn(match count {
+                    1 => format!("the lease {first} is lost ({reason})"),
+                    _ => format!("{count} leases ({first}, …) are lost ({reason})"),
+                });
             }
             Effect::Ended(None, count) => {
-                log::warn!("leases are not released, and end at their ttl: {count}");
+                inner.warn(format!("leases are not released, and end at their ttl: {count}"));
             }
             Effect::Closed => {
                 inner.is_closed = true;

@@ -9,6 +9,7 @@ use pg_fence_client::{
 use std::fmt::{Debug, Display};
 use std::future::pending;
 use std::panic::resume_unwind;
+use std::sync::OnceLock;
 use std::time::Duration;
 use tokio::time::{sleep, timeout};
 use tokio_postgres::config::SslMode;
@@ -149,6 +150,31 @@ async fn another_role_is_told_what_it_lacks() {
 }
 
 /// A caller who gives up ends what hangs, too, and the connection is whole after it.
+static ASKED: OnceLock<Lease> = OnceLock::new();
+
+/// A logger that asks the fence.
+struct Asks;
+
+impl log::Log for Asks {
+    fn enabled(&self, _: &log::Metadata) -> bool {
+        true
+    }
+    fn log(&self, _: &log::Record) {
+        let _ = ASKED.get().map(Lease::check);
+    }
+    fn flush(&self) {}
+}
+
+#[tokio::test]
+async fn a_logger_may_ask_the_fence() {
+    let lease = Shop::new().await.lost_soon().await;
+    let lease = ASKED.get_or_init(|| lease);
+    log::set_logger(&Asks).unwrap();
+    log::set_max_level(log::LevelFilter::Warn);
+    assert_eq!(lost(lease.run(pending::<()>()).await), Reason::AtMost);
+    assert_eq!(lost(lease.check()), Reason::AtMost);
+}
+
 #[tokio::test]
 async fn what_a_loss_has_ended_hangs_no_more() {
     let shop = Shop::new().await;

@@ -15,6 +15,7 @@ import java.sql.*;
 import java.time.Duration;
 import java.util.*;
 import java.util.concurrent.*;
+import java.util.logging.*;
 
 /**
  * What the vectors and the scenarios of all clients do not show: the shape of the API, and what is
@@ -299,6 +300,23 @@ final class Tests {
         told(FenceException.class, "thread", () -> fence.lease("job"));
         Connections.THREADS.setThreadFactory(starts);
         fence.lease("job").close();
+    }
+
+    @Test
+    void aLogThatHangsHoldsUpNoVerb() throws Exception {
+        CompletableFuture<Boolean> isHeld = new CompletableFuture<>();
+        Lease lease = fence.lease("job", LONG.atMost(TTL));
+        Handler asks =
+                new StreamHandler() {
+                    @Override
+                    public void publish(LogRecord line) {
+                        isHeld.completeAsync(lease::isHeld).join();
+                    }
+                };
+        Logger.getLogger("pgfence").addHandler(asks);
+        assertFalse(isHeld.get(30, TimeUnit.SECONDS));
+        Logger.getLogger("pgfence").removeHandler(asks);
+        assertThrows(LeaseLost.class, lease::close);
     }
 
     // Shared by the tests

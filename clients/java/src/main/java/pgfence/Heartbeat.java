@@ -40,7 +40,7 @@ final class Heartbeat {
     private final CompletableFuture<Void> closed = new CompletableFuture<>();
     private final Deque<Effect> effects = new ArrayDeque<>();
 
-    /** Events and answers, which are told in their order, without the lock. */
+    /** Events, answers and lines of the log, which are told in their order, without the lock. */
     private final Deque<Runnable> toTell = new ArrayDeque<>();
 
     private boolean isTelling, isWatching;
@@ -199,16 +199,19 @@ final class Heartbeat {
 
     private void log(Log line) {
         if (line.code() != null) {
-            LOG.log(
-                    Level.WARNING,
-                    "{0}, and it is tried again: {1}",
-                    line.key() == null ? "leases are not renewed" : "no lease could be acquired",
-                    line.code().equals("no answer") || lastError == null ? line.code() : lastError);
+            String what =
+                    line.key() == null ? "leases are not renewed" : "no lease could be acquired";
+            boolean isUnknown = line.code().equals("no answer") || lastError == null;
+            warn(what + ", and it is tried again: " + (isUnknown ? line.code() : lastError));
             return;
         }
         String reason = line.reason() == null ? "" : " (" + line.reason() + ")";
         String count = line.count() > 1 ? line.count() + " leases are " : "leases are ";
-        LOG.log(Level.WARNING, "{0}", count + line.log() + reason);
+        warn(count + line.log() + reason);
+    }
+
+    private void warn(String line) {
+        toTell.add(() -> LOG.log(Level.WARNING, "{0}", line));
     }
 
     private void event(LeaseState.Event event) {
