@@ -554,7 +554,7 @@ class LeaseStates(Caller):
     def _keep_answered(self, call: Call, rows: Sequence[Any]) -> None:
         left = iter(rows)
         parts = [list(islice(left, len(lease.names))) for lease in call.leases]
-        got_on = any({row[0] for row in part} == {"kept"} for part in parts)
+        got_on = any(all(row[0] == "kept" for row in part) for part in parts)
         for lease, part in zip(call.leases, parts, strict=True):
             self._renewal(lease, part, call, got_on)
 
