@@ -489,7 +489,8 @@ class LeaseStates(Caller):
     def _over(self, call: Call) -> None:
         del self.calls[call.number]
         for one in call.callers:
-            one.call = None
+            if one.call is call:
+                one.call = None
 
     # Connections.
 
@@ -770,8 +771,10 @@ class LeaseStates(Caller):
         self.releases.append(release)
         smallest, is_one = min(lease.ttl for lease in release.leases), len(release.leases) == 1
         limit = min(self._limit(), _own_limit(smallest))
-        # The connection of a session lease serves if there is no shared one.
-        is_own = is_one and first.on and not first.call and not self.on
+        # The connection of a session lease serves if there is no shared one. A renewal, by which the
+        # lease was to be confirmed, may be on its way there.
+        is_busy = any(call.on == first.on for call in self.calls.values())
+        is_own = is_one and first.on and not is_busy and not self.on
         call = Call("release", limit, release.leases, of=release)
         self._start(call, first if is_own else self)
 
