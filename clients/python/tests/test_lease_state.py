@@ -20,7 +20,7 @@ class Vectors(unittest.TestCase):
                 with self.subTest(f"{file.stem}: {vector['name']}"):
                     self.play(vector)
                 played += 1
-        self.assertGreater(played, 100)
+        self.assertGreater(played, 200)
 
     def play(self, vector: dict[str, Any]) -> None:
         spread = vector.get("spread", 0)

@@ -21,9 +21,12 @@ import asyncpg
 import django
 import psycopg
 from django.conf import settings
-from django.db import connections, transaction
+from django.db import connections
+from django.db.transaction import atomic
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from sqlalchemy import NullPool, create_engine, text
+from psycopg.errors import InvalidSchemaName, OperationalError
+from psycopg.rows import dict_row
+from sqlalchemy import Connection, create_engine, text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
@@ -45,10 +48,13 @@ ONE = {"pool_size": 1, "max_overflow": 0, "pool_timeout": 5}
 SECOND, LONG = timedelta(seconds=1), timedelta(minutes=5)
 #: A busy machine may stand still for a second.
 SHORT = 3 * SECOND
+#: The server notices that a client has gone in the middle of a statement.
+NOTICES = "SET client_connection_check_interval = 100"
 PAY = "UPDATE orders SET status = 'paid' WHERE id = 7"
 STATUS = "SELECT status FROM orders"
 RUNS = '"work\'s %s {}"'
 CLAIM = f"UPDATE {RUNS} SET locked_until = clock_timestamp() + '1 h' RETURNING token"
+EVICT = f"UPDATE {RUNS} SET locked_until = NULL, token = token RETURNING id"
 
 
 @contextlib.asynccontextmanager
@@ -68,44 +74,47 @@ async def of_asyncpg() -> AsyncIterator[Any]:
         yield connection
 
 
-#: Each kind of connection, as a block, and the fence for it. The scenarios have those of psycopg in
-#: autocommit, also the asynchronous one; a Connection of SQLAlchemy goes the way of a Session.
+#: Each kind of connection, as a block, and the fence for it. Of psycopg's, the scenarios have the
+#: one in autocommit.
 KINDS: dict[str, tuple[Any, Callable[[], Any]]] = {
-    "psycopg": (Fence, lambda: psycopg.connect(URL, row_factory=psycopg.rows.dict_row)),
+    "psycopg": (Fence, lambda: psycopg.connect(URL, row_factory=dict_row)),
     "Session": (Fence, lambda: Session(create_engine(PSYCOPG, **ONE))),
+    "Connection": (Fence, lambda: Connection(create_engine(PSYCOPG, **ONE))),
     "Django": (Fence, lambda: contextlib.closing(connections["default"])),
     "Django, which begins by itself": (Fence, lambda: contextlib.closing(connections["begins"])),
+    "psycopg with asyncio": (AsyncFence, lambda: psycopg.AsyncConnection.connect(URL)),
     "a pool of asyncpg": (AsyncFence, of_asyncpg),
     "AsyncSession": (AsyncFence, lambda: AsyncSession(create_async_engine(ASYNCPG, **ONE))),
     "AsyncConnection": (AsyncFence, lambda: AsyncConnection(create_async_engine(PSYCOPG, **ONE))),
 }
 
 
-def on_each_kind(test: Callable[..., Any]) -> Callable[..., None]:
+def on_each_kind(test: Callable[["Tests", Any, Any], Any]) -> Callable[["Tests"], None]:
     """Gives it a connection of each kind, and a fence on what that is made from."""
 
-    async def on_kind(self: "Tests", kind: Any, makes: Callable[[], Any], *more: Any) -> None:
-        async with entered(makes()) as on:
+    async def on_kind(self: "Tests", kind: Any, makes: Callable[[], Any]) -> None:
+        block = makes()
+        async with entered(await block if asyncio.iscoroutine(block) else block) as on:
             engine = getattr(on, "bind", getattr(on, "engine", None))
             source = engine or (on if hasattr(on, "alias") else make_conninfo(URL))
             async with entered(kind(source)) as fence:
-                await test(self, fence, on, *more)
+                await test(self, fence, on)
         if engine is not None:
             self.assertEqual(engine.pool.checkedout(), 0)
             await settled(engine.dispose())
 
-    def on_each(self: "Tests", *more: Any) -> None:
+    def on_each(self: "Tests") -> None:
         for name, (kind, makes) in KINDS.items():
             with self.subTest(name):
                 self.make_tables()
-                asyncio.run(on_kind(self, kind, makes, *more))
+                asyncio.run(on_kind(self, kind, makes))
 
     return on_each
 
 
 def begin(on: Any) -> Any:
     if hasattr(on, "alias"):
-        return transaction.atomic(using=on.alias)
+        return atomic(using=on.alias)
     return on.transaction() if hasattr(on, "transaction") else on.begin()
 
 
@@ -120,6 +129,7 @@ class Tests(unittest.TestCase):
         self.admin = psycopg.connect(URL, autocommit=True)
         self.addCleanup(self.admin.close)
         self.make_tables()
+        self.threads = threading.active_count()
         self.fence = Fence(URL)
 
     def make_tables(self) -> None:
@@ -136,14 +146,22 @@ class Tests(unittest.TestCase):
         self.fence.close()
         held = "SELECT count(*) FROM fence.leases WHERE state = 'held'"
         self.assertEqual(self.value(held), 0, "a lease is held still")
+        self.comes_true(lambda: threading.active_count() <= self.threads)
 
     def value(self, sql: str) -> Any:
         return self.admin.execute(sql).fetchone()[0]
 
+    def comes_true(self, check: Callable[[], bool]) -> None:
+        until = time.monotonic() + 60
+        while not check():
+            self.assertLess(time.monotonic(), until, "it does not come true")
+            time.sleep(0.05)
+
     def keep(self, fence: Any, token: int, **key: Any) -> Any:
         of, table = {"fence": "token", "deadline": "locked_until"}, ("public", RUNS[1:-1])
-        key = {"id": 5, "day %s": date(2026, 11, 29)} | key
-        return fence.keep_row(table, key, token, LONG, **of)
+        return fence.keep_row(
+            table, {"id": 5, "day %s": date(2026, 11, 29)} | key, token, LONG, **of
+        )
 
     @on_each_kind
     async def test_guards_within_guards_and_refusals(self, fence: Any, on: Any) -> None:
@@ -151,7 +169,9 @@ class Tests(unittest.TestCase):
             await execute(on, "SELECT 1")
             async with entered(lease.guard(on)) as same:
                 self.assertIs(same, on)
-                await execute(on, PAY)
+                async with entered(lease.guard(on)):
+                    await execute(on, PAY)
+                self.assertEqual(self.value(STATUS), "new")
                 with self.assertRaises(ZeroDivisionError):
                     async with entered(lease.guard(on)):
                         await execute(on, PAY.replace("paid", "undone"))
@@ -179,39 +199,36 @@ class Tests(unittest.TestCase):
 
     @on_each_kind
     async def test_the_outermost_transaction_releases(self, fence: Any, on: Any) -> None:
-        for outer in (contextlib.nullcontext, lambda: begin(on)):
-            async with entered(fence.lease("other")) as other:
-                async with entered(outer()), entered(other.guard(on, release=True)):
-                    await execute(on, "SELECT 1")
-                if getattr(on, "alias", "") == "begins":
-                    on.commit()
-                # The end of its block tells no loss.
-        async with entered(fence.lease("order:7", ttl=LONG)) as lease:
-            with self.assertRaisesRegex(LeaseLost, "id=5"):
-                async with entered(self.keep(fence, self.value(CLAIM))) as row:
-                    with contextlib.suppress(ZeroDivisionError):
-                        async with entered(begin(on)):
-                            async with entered(fence.guard(on, [row, lease], release=True)):
-                                await execute(on, PAY)
-                            1 / 0
-                    self.assertEqual(self.value(STATUS), "new")
-                    self.assertTrue(lease.held and row.remaining > LONG / 2)
-                    self.value(f"UPDATE {RUNS} SET locked_until = NULL, token = token RETURNING id")
-                    async with entered(row.guard(on)):
-                        self.fail("the row is given up")
+        kept = self.keep(fence, self.value(CLAIM))
+        async with entered(fence.lease("order:7", ttl=LONG)) as lease, entered(kept) as row:
+            with contextlib.suppress(ZeroDivisionError):
+                async with entered(begin(on)):
+                    async with entered(fence.guard(on, [row, lease], release=True)):
+                        await execute(on, PAY)
+                    1 / 0
+            self.assertEqual((self.value(STATUS), lease.held, row.held), ("new", True, True))
+            self.assertGreater(row.remaining, LONG / 2)
+            async with entered(fence.guard(on, [row, lease], release=True)):
+                await execute(on, PAY)
+            self.assertEqual((self.value(STATUS), lease.held, row.held), ("paid", False, False))
+        # The end of its block tells no loss.
+        async with entered(fence.lease("other")) as other:
+            async with entered(begin(on)), entered(other.guard(on, release=True)):
+                await execute(on, "SELECT 1")
+            if getattr(on, "alias", "") == "begins":
+                on.commit()
+        with self.assertRaisesRegex(LeaseLost, "id=5"):
+            async with entered(self.keep(fence, self.value(CLAIM))) as row:
+                self.value(EVICT)
+                async with entered(row.guard(on)):
+                    self.fail("the row is given up")
 
-    @on_each_kind
     async def lose(self, fence: Any, on: Any, hanging: str) -> None:
-        self.admin.execute("""CREATE OR REPLACE FUNCTION hangs() RETURNS trigger LANGUAGE plpgsql AS
-            $$BEGIN PERFORM pg_sleep(60); RETURN NULL; END$$;
-            CREATE CONSTRAINT TRIGGER hangs AFTER UPDATE ON orders
-            DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION hangs()""")
         hangs = """SELECT count(*) FROM pg_stat_activity
             WHERE wait_event = 'PgSleep' AND datname = current_database()"""
 
         def revoke() -> None:
-            while self.value(hangs) == 0:
-                time.sleep(0.05)
+            self.comes_true(lambda: self.value(hangs) == 1)
             self.value("SELECT lease_revoke('order:7')")
 
         with self.assertRaises(LeaseLost) as raised:
@@ -220,16 +237,25 @@ class Tests(unittest.TestCase):
                 self.value("SELECT fence_new_epoch()")
                 threading.Thread(target=revoke).start()
                 async with entered(lease.guard(on)):
-                    # The server sees that its client has gone, and the sleep ends.
-                    await execute(on, "SET client_connection_check_interval = 100")
+                    await execute(on, NOTICES)
                     await execute(on, hanging)
                     self.assertEqual(hanging, PAY, "it has ended by itself")
         loss = raised.exception
         self.assertEqual((loss.reason, loss.in_doubt), ("gone", hanging == PAY))
 
-    def test_a_loss_ends_a_statement_or_a_commit_that_hangs(self) -> None:
-        self.lose("SELECT pg_sleep(60)")
-        self.lose(PAY)
+    @on_each_kind
+    async def test_a_loss_ends_a_statement_that_hangs(self, fence: Any, on: Any) -> None:
+        await self.lose(fence, on, "SELECT pg_sleep(60)")
+
+    @on_each_kind
+    async def test_a_loss_ends_a_commit_that_hangs_and_is_in_doubt(
+        self, fence: Any, on: Any
+    ) -> None:
+        self.admin.execute("""CREATE OR REPLACE FUNCTION hangs() RETURNS trigger LANGUAGE plpgsql AS
+            $$BEGIN PERFORM pg_sleep(60); RETURN NULL; END$$;
+            CREATE CONSTRAINT TRIGGER hangs AFTER UPDATE ON orders
+            DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION hangs()""")
+        await self.lose(fence, on, PAY)
 
     def test_anothers_cancellation_stays_one(self) -> None:
         async def waits() -> None:
@@ -239,11 +265,18 @@ class Tests(unittest.TestCase):
         self.assertRaises(TimeoutError, asyncio.run, waits())
 
     def test_what_cannot_be_had_says_why(self) -> None:
+        def fails() -> Any:
+            raise RuntimeError("no secret")
+
+        # Nothing is sent of a value of the wrong type.
+        unsent, text = Fence(fails).lease, "false,1); CREATE"
         self.admin.execute("DROP ROLE IF EXISTS no_one; CREATE ROLE no_one LOGIN")
-        self.addCleanup(self.admin.execute, "SELECT fence_revoke('no_one'); DROP ROLE no_one")
-        engine = create_engine(PSYCOPG, poolclass=NullPool, isolation_level="AUTOCOMMIT")
-        commits = self.enterContext(engine.connect())
-        held = self.fence.lease(["held", "b"], holder="night shift").__enter__()
+        self.addCleanup(self.admin.execute, "DROP ROLE no_one")
+        engine = create_engine(PSYCOPG)
+        commits = engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+        self.addCleanup(engine.dispose)
+        self.addCleanup(commits.close)
+        night = self.fence.lease(["held", "b"], holder="night shift").__enter__()
         others = {"user": "no_one"}, {"dbname": "no_one"}, {"sslmode": "require"}
         stranger, nowhere, secure = (make_conninfo(URL, **other) for other in others)
         lease, keep, guard = self.fence.lease, self.keep, self.fence.adopted("job", 3).guard
@@ -254,29 +287,39 @@ class Tests(unittest.TestCase):
             (pg_fence.NotInstalled, "schema=", lambda: Fence(URL, schema="x").lease("job")),
             (NotGranted, r"fence_grant\('no_one'\)", lambda: Fence(stranger).lease("job")),
             # What no other try opens is not waited for.
-            (psycopg.OperationalError, "SSL", lambda: Fence(secure).lease("job", wait=wait)),
-            (psycopg.OperationalError, "not exist", lambda: Fence(nowhere).lease("job", wait=wait)),
-            (ZeroDivisionError, "", lambda: Fence(lambda: 1 / 0).lease("job", wait=wait)),
-            (psycopg.Error, '"x"', lambda: self.fence.keep_row("x.runs", {"id": 7}, 7, SECOND)),
+            (OperationalError, "SSL", lambda: Fence(secure).lease("job", wait=wait)),
+            (OperationalError, "not exist", lambda: Fence(nowhere).lease("job", wait=wait)),
+            (RuntimeError, "no secret", lambda: Fence(fails).lease("job", wait=wait)),
+            (InvalidSchemaName, "x", lambda: self.fence.keep_row("x.runs", {"id": 7}, 7, SECOND)),
             (NotGranted, "SELECT and UPDATE", lambda: keep(Fence(stranger), 7)),
+            (TypeError, "the name .* not 7", lambda: unsent(7)),
+            (TypeError, "holder .* not 7", lambda: unsent("job", holder=7)),
+            (TypeError, "ttl .* no unit", lambda: unsent("job", ttl=30)),
+            (TypeError, "shared is a bool", lambda: unsent("job", shared=text)),
+            (TypeError, "JSON", lambda: unsent("job", metadata={"at": SECOND})),
             (ValueError, "ttl is 0.1 s", lambda: lease("job", ttl=timedelta(milliseconds=50))),
             (ValueError, "day %s has", lambda: keep(self.fence, 7, **{"day %s": None})),
+            (TypeError, "a column is", lambda: self.fence.keep_row("t", {7: 7}, 7, SECOND)),
+            (Refused, "a value for each", lambda: self.fence.keep_row("orders", {}, 7, SECOND)),
             (TypeError, "day %s: ", lambda: keep(self.fence, 7, **{"day %s": object()})),
             (TypeError, "connection .* not <class 'sqlalchemy", lambda: guard(engine)),
             (TypeError, "AUTOCOMMIT", lambda: guard(commits)),
+            (ValueError, "its own fence", lambda: Fence(URL).guard(self.admin, [night])),
             (TypeError, "`async with` for", lambda: AsyncFence(URL).lease("job")),
-            (ValueError, "its own fence", lambda: Fence(URL).guard(self.admin, [held])),
+            (TypeError, "not <class 'int'>", lambda: Fence(7)),
             (TypeError, "opens a psycopg.Connection", lambda: Fence(lambda: engine).lease("job")),
         ):
             with self.subTest(says), self.assertRaisesRegex(error, says):
                 asks().__enter__()
         self.assertLess(time.monotonic() - begun, 20)
         self.value("SELECT fence_grant('no_one')")
-        with self.assertRaisesRegex(NotGranted, "act as one role .options=-c role"):
-            held.guard(self.enterContext(psycopg.connect(stranger))).__enter__()
+        self.addCleanup(self.value, "SELECT fence_revoke('no_one')")
+        with self.fence.lease("job") as held, psycopg.connect(stranger) as connection:
+            with self.assertRaisesRegex(NotGranted, "act as one role .options=-c role"):
+                held.guard(connection).__enter__()
 
     def test_a_fork_is_another_holder(self) -> None:
-        number = self.fence.adopted("elsewhere", time.time_ns())
+        number = self.fence.adopted("elsewhere", 8)
         with psycopg.connect(URL) as connection, self.fence.lease("job") as lease:
             with number.guard(connection):
                 pass
@@ -289,6 +332,7 @@ class Tests(unittest.TestCase):
             self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), 0)
             self.assertTrue(lease.held)
         self.value("SELECT lease_revoke('elsewhere')")
+        self.value("SELECT lease_forget('elsewhere')")
 
     def test_blocks_that_lose_and_a_leader(self) -> None:
         events: list[str] = []
@@ -317,34 +361,40 @@ class Tests(unittest.TestCase):
         self.assertEqual([event for event in events if event != "renewed"], told)
 
     def test_what_drivers_say_of_a_connection_that_is_lost_or_never_opens(self) -> None:
-        never = "fe_sendauth: no password supplied"
+        at = 'connection failed: connection to server at "127.0.0.1", port 5432 failed: '
+        never, passes = "fe_sendauth: no password supplied", "Connection refused"
         # If one of several hosts may open later.
-        several = f"{never}\nMultiple connection attempts failed.\n- host: 'a', port: 1: {never}"
-        for words in (
-            never,
-            'FATAL:  password authentication failed for user "app"',
-            'FATAL:  role "app" is not permitted to log in',
-            'FATAL:  permission denied for database "shop"',
-            'FATAL:  no pg_hba.conf entry for host "10.0.0.1", user "app", SSL off',
-            "SSL error: certificate verify failed",
-            'root certificate file "/root/.postgresql/root.crt" does not exist',
-            several,
-        ):
-            self.assertEqual(cause_of(psycopg.OperationalError(words), True), "own", words)
-        for error in (
-            psycopg.OperationalError('FATAL:  too many connections for role "app"'),
-            psycopg.OperationalError(f"{several}\n- host: 'b', port: 1: Connection refused"),
-            # As PgBouncer does to a connection whose server is terminated.
-            psycopg.InternalError("received 2 results from command 'BEGIN'"),
-        ):
-            self.assertEqual(cause_of(error, True), "ConnectionLost", error)
+        tries = "".join(f"\n- host: 'a', port: 1: {at}{one}" for one in (never, passes))
+        for words, cause in {
+            never: "own",
+            'FATAL:  password authentication failed for user "app"': "own",
+            'FATAL:  role "app" is not permitted to log in': "own",
+            'FATAL:  permission denied for database "shop"': "own",
+            'FATAL:  no pg_hba.conf entry for host "10.0.0.1", user "app", SSL off': "own",
+            "SSL error: certificate verify failed": "own",
+            'root certificate file "/root/.postgresql/root.crt" does not exist': "own",
+            passes: "ConnectionLost",
+            'FATAL:  too many connections for role "app"': "ConnectionLost",
+            f"{never}\nMultiple connection attempts failed.{tries}": "ConnectionLost",
+        }.items():
+            self.assertEqual(cause_of(psycopg.OperationalError(at + words), True), cause, words)
         for error in (ConnectionRefusedError("an HTTP client's"), psycopg.Error("own")):
             self.assertEqual(cause_of(error, False), "own")
+        # As PgBouncer does to a connection whose server is terminated.
+        strange = psycopg.InternalError("received 2 results from command 'BEGIN'")
+        self.assertEqual(cause_of(strange, False), "ConnectionLost")
 
     def test_a_thread_that_cannot_be_started(self) -> None:
-        no_more = mock.patch.object(threading.Thread, "start", side_effect=RuntimeError)
-        with no_more:
+        missing = ["pg_fence"]
+
+        def few(thread: threading.Thread, start: Any = threading.Thread.start) -> None:
+            if thread.name in missing:
+                raise RuntimeError("can't start new thread")
+            start(thread)
+
+        with mock.patch.object(threading.Thread, "start", few):
             self.assertRaises(RuntimeError, self.fence.lease("job").__enter__)
-        # A call is then made in the heartbeat's thread, as at the end of a process.
-        with self.fence.lease("job"), no_more, self.fence.lease("other", session=True) as lease:
-            self.assertTrue(lease.held)
+            # A call is then made in the heartbeat's thread, as at the end of a process.
+            missing[:] = ["pg_fence connection"]
+            with self.fence.lease("other") as lease:
+                self.assertTrue(lease.held)

@@ -100,6 +100,7 @@ test("the types are strict, and what is wrong is named", async () => {
     [/^TypeError: several/, () => fence.lease(["a", "b"], { shared: true })],
     [/^TypeError: a guard takes a lease/, () => fence.guard(on, [], began)],
     [/^TypeError: a guard takes/, () => fence.adopted("a", 1).guard(fence as any, began)],
+    [/^TypeError: a key/, () => fence.keepRow("runs", 1 as any, 1)],
     [/own fence/, () => new Fence(URL).lease("x", {}, (x) => fence.guard(on, [x], began))],
     [/relation "nowhere" does not exist/, () => fence.keepRow("nowhere", { id: 1 }, 1)],
     [/^Refused: .* bigint: "a"/, () => fence.keepRow("runs", { part: "a", id: "a" }, 1)],

@@ -140,6 +140,7 @@ final class Tests {
     private static void opens(Fence made) throws Exception {
         try (made;
                 Lease lease = made.lease("job", LONG.session())) {
+            assertTrue(lease.isHeld());
             told(WRONG, "own fence", () -> new Fence(URL).guard(null, List.of(lease), () -> {}));
             Thread.currentThread().interrupt();
         }
