@@ -960,11 +960,8 @@ func (s *leaseStates) granted(r *request, token, sent int64, table string) {
 		key: r.ID, names: r.Names, token: token, ttl: r.TTL, table: table, request: r, state: confirming,
 		atMost: never, isAnswered: true, deadline: s.now + r.TTL, beatAt: s.now,
 	}
-	isLater := func(one *leaseState) bool { return one.request.number > r.number }
-	at := slices.IndexFunc(s.leases, isLater)
-	if at < 0 {
-		at = len(s.leases)
-	}
+	after := func(one *leaseState, number int) int { return one.request.number - number }
+	at, _ := slices.BinarySearchFunc(s.leases, r.number, after)
 	s.leases = slices.Insert(s.leases, at, l)
 	firstBeat := sent + r.TTL/beatsPerTTL
 	isInTime := s.now < firstBeat

@@ -149,7 +149,6 @@ async fn another_role_is_told_what_it_lacks() {
     shop.sql("SELECT fence_revoke('rust_1'); DROP ROLE rust_1").await;
 }
 
-/// A caller who gives up ends what hangs, too, and the connection is whole after it.
 static ASKED: OnceLock<Lease> = OnceLock::new();
 
 /// A logger that asks the fence.
@@ -175,6 +174,7 @@ async fn a_logger_may_ask_the_fence() {
     assert_eq!(lost(lease.check()), Reason::AtMost);
 }
 
+/// A caller who gives up ends what hangs, too, and the connection is whole after it.
 #[tokio::test]
 async fn what_a_loss_has_ended_hangs_no_more() {
     let shop = Shop::new().await;

@@ -197,7 +197,7 @@ class Heartbeat:
     def interrupted(self, name: str, line: str | None, error: BaseException) -> None:
         """A leader goes on after an error."""
         if line is None:
-            self._tell(Event("interrupted", (name,), 0, timedelta(0), None))
+            self._tell("interrupted", (name,))
         else:
             _log.warning("%s %s, and it is tried again: %s", name, line, error)
 
@@ -311,14 +311,14 @@ class Heartbeat:
         if event in {"lost", "released"}:
             del self._holdings[key]
             holding.end()
-        if self._on_event is not None:
-            names, remaining = holding.told_names, span(effect["remaining"])
-            self._tell(Event(event, names, effect["token"], remaining, reason or None))
+        self._tell(event, holding.told_names, effect["token"], effect["remaining"], reason)
 
-    def _tell(self, event: Event) -> None:
+    def _tell(
+        self, kind: Kind, names: tuple[str, ...], token: int = 0, left: int = 0, reason: str = ""
+    ) -> None:
         if self._on_event is not None:
             try:
-                self._on_event(event)
+                self._on_event(Event(kind, names, token, span(left), reason or None))
             except BaseException:  # noqa: BLE001
                 _log.exception("on_event failed")
 
