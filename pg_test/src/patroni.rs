@@ -102,7 +102,8 @@ postgresql:
   pgpass: '{dir}/pgpass'
   pg_hba: ['local all all trust', 'host all all 127.0.0.1/32 trust', 'host replication all 127.0.0.1/32 trust']
   authentication: {{superuser: {{username: postgres}}, replication: {{username: postgres}}}}
-  parameters: {{unix_socket_directories: '{dir}', timezone: UTC, log_timezone: UTC, jit: 'off'}}
+  parameters: {{unix_socket_directories: '{dir}', timezone: UTC, log_timezone: UTC, jit: 'off',
+    dynamic_shared_memory_type: mmap}}
 "
         ))
     }
