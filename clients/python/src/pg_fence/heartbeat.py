@@ -299,7 +299,7 @@ class Heartbeat:
     def _event(self, event: Kind, effect: Effect) -> None:
         key, reason = effect["key"], effect["reason"]
         holding = self._holdings[key]
-        if event == "renewed":
+        if event == "renewed" and not holding.renewed.is_set():
             holding.renewed.set()
         if event == "lost":
             for one in list(holding.sockets):

@@ -131,9 +131,10 @@ class LeaseState(Caller):
         """Whether it is not to be renewed now."""
         return bool(self.call or self.resting or self.touched)
 
-    def is_due(self, by: int) -> bool:
-        """Whether it is to be renewed by then, on the connection that all share."""
-        return self.beat_at <= by and self.lives and not (self.is_busy or self.confirms_aside)
+    @property
+    def is_kept(self) -> bool:
+        """Whether it is renewed when that is due, on the connection that all share."""
+        return self.lives and not (self.is_busy or self.confirms_aside)
 
     def remaining(self, now: int) -> int:
         """How long it is believed in if nothing else comes. This may be asked at any time."""
@@ -360,13 +361,11 @@ class LeaseStates(Caller):
                 times.append(lease.until + LONGEST_QUEUE)
                 if lease.asks_aside or is_free:
                     times.append(lease.at)
-        for lease in self.leases.values():
-            if lease.lives:
-                times.append(lease.ends_at)
-                if not lease.touched:
-                    times.append(lease.deadline)
-                if not lease.is_busy and (is_free or lease.confirms_aside):
-                    times.append(lease.beat_at)
+        lives = [lease for lease in self.leases.values() if lease.lives]
+        times += [lease.ends_at for lease in lives]
+        times += [lease.deadline for lease in lives if not lease.touched]
+        idle = [lease for lease in lives if not lease.is_busy]
+        times += [lease.beat_at for lease in idle if is_free or lease.confirms_aside]
         if self.closed_at < NEVER and not self.is_done:
             times.append(self.closed_at + CLOSING)
         return max(now, min(*times, now + LOOK_AGAIN)) if times else NEVER
@@ -411,8 +410,9 @@ class LeaseStates(Caller):
         self._rest()
 
     def _send_shared(self) -> None:
-        due = (lease for lease in self.leases.values() if lease.is_due(self.now))
-        beat = min(due, key=lambda lease: lease.beat_at, default=None)
+        due = (lease for lease in self.leases.values() if lease.beat_at <= self.now)
+        kept = (lease for lease in due if lease.is_kept)
+        beat = min(kept, key=lambda lease: lease.beat_at, default=None)
         gives = (one for one in self.releases if one.at <= self.now and not one.call)
         release = next(gives, None)
         asks = (one for one in self.requests.values() if one.is_queued and one.at <= self.now)
@@ -432,7 +432,8 @@ class LeaseStates(Caller):
         """The leases that are due soon, the due ones first."""
         if first.confirms_row:
             return [first]
-        due = [lease for lease in self.leases.values() if lease.is_due(self.now + lease.ttl // 6)]
+        soon, now = self.leases.values(), self.now
+        due = [lease for lease in soon if lease.beat_at <= now + lease.ttl // 6 and lease.is_kept]
         due = [lease for lease in due if lease.table == first.table and not lease.confirms_row]
         due.sort(key=lambda lease: lease.beat_at)
         return due[: _how_many(MOST_PAIRS, (len(lease.names) for lease in due))]
@@ -561,8 +562,9 @@ class LeaseStates(Caller):
 
     def _renewal(self, lease: LeaseState, rows: Sequence[Any], call: Call, got_on: bool) -> None:
         """Takes the outcomes of the names of a lease."""
-        outcomes = {row[0] for row in rows}
-        again = min([row[2] for row in rows if row[2] is not None], default=None)
+        told, lefts, agains, codes = zip(*rows, strict=True)
+        outcomes = set(told)
+        again = min([one for one in agains if one is not None], default=None)
         is_over = "lost" in outcomes or "refused" in outcomes
         lease.is_answered = True
         if not lease.lives or (is_over and lease.resting):
@@ -570,14 +572,14 @@ class LeaseStates(Caller):
         if lease.is_ending and outcomes == {"lost"}:
             self._end(lease)
         elif is_over:
-            named = zip(lease.names, rows, strict=True)
-            rest = tuple(name for name, row in named if row[0] in {"kept", "later"})
+            named = zip(lease.names, told, strict=True)
+            rest = tuple(name for name, outcome in named if outcome in {"kept", "later"})
             reason = "gone" if "lost" in outcomes else "refused"
-            if reason == "refused" and not lease.table and "42501" in {row[3] for row in rows}:
+            if reason == "refused" and not lease.table and "42501" in codes:
                 lease.advice = "other role"
             self._lose(lease, reason, rest)
         elif outcomes == {"kept"}:
-            self._renewed(lease, call.sent, min([row[1] for row in rows]), again)
+            self._renewed(lease, call.sent, min(lefts), again)
         else:
             least = lease.least(lease.deadline - self.now)
             pause = max(again or self._pause(lease.ttl), least)
