@@ -123,7 +123,9 @@ postgresql:
         let Some(mut leader) = self.leader() else {
             return 0;
         };
-        let query = "SELECT count(*) FROM pg_stat_replication WHERE state = 'streaming'";
+        // The stream of a base backup, which a new member begins with, is none of a standby.
+        let query = "SELECT count(*) FROM pg_stat_replication \
+                     WHERE state = 'streaming' AND application_name <> 'pg_basebackup'";
         leader.one::<i64>(query, &[]).unwrap_or(0) as usize
     }
 
