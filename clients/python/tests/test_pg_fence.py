@@ -52,6 +52,7 @@ SHORT = 3 * SECOND
 NOTICES = "SET client_connection_check_interval = 100"
 PAY = "UPDATE orders SET status = 'paid' WHERE id = 7"
 STATUS = "SELECT status FROM orders"
+HELD = "SELECT count(*) FROM fence.leases WHERE state = 'held'"
 RUNS = '"work\'s %s {}"'
 CLAIM = f"UPDATE {RUNS} SET locked_until = clock_timestamp() + '1 h' RETURNING token"
 EVICT = f"UPDATE {RUNS} SET locked_until = NULL, token = token RETURNING id"
@@ -144,8 +145,7 @@ class Tests(unittest.TestCase):
 
     def tearDown(self) -> None:
         self.fence.close()
-        held = "SELECT count(*) FROM fence.leases WHERE state = 'held'"
-        self.assertEqual(self.value(held), 0, "a lease is held still")
+        self.assertEqual(self.value(HELD), 0, "a lease is held still")
         self.comes_true(lambda: threading.active_count() <= self.threads)
 
     def value(self, sql: str) -> Any:
@@ -263,6 +263,23 @@ class Tests(unittest.TestCase):
                 await asyncio.sleep(60)
 
         self.assertRaises(TimeoutError, asyncio.run, waits())
+
+    def test_the_end_of_a_block_that_is_cancelled(self) -> None:
+        async def gives_up() -> None:
+            async with AsyncFence(URL) as fence, fence.lease("other") as other:
+                block = fence.lease("job")
+                await block.__aenter__()
+                for end in (block.__aexit__(None, None, None), fence.close()):
+                    self.assertTrue(other.held)
+                    ends = asyncio.create_task(end)
+                    await asyncio.sleep(0)
+                    ends.cancel()
+                    with self.assertRaises(asyncio.CancelledError):
+                        await ends
+                    # All the same it is done.
+                    self.comes_true(lambda: self.value(HELD) == (1 if other.held else 0))
+
+        asyncio.run(gives_up())
 
     def test_what_cannot_be_had_says_why(self) -> None:
         def fails() -> Any:

@@ -78,7 +78,7 @@ class Holding(LeaseState):
     #: Set at a loss; at a renewal or the end; and with its end.
     lost: threading.Event = field(default_factory=threading.Event)
     renewed: threading.Event = field(default_factory=threading.Event)
-    ended: Future[None] = field(default_factory=Future)
+    ended: Future[None] = field(default_factory=running)
     #: The connections that are in a guard of it.
     sockets: set[socket] = field(default_factory=set)
     #: A commit was on its way when a task was cancelled.
@@ -121,7 +121,7 @@ class Heartbeat:
         self._inbox = queue.SimpleQueue()
         self._lock, self._alone = threading.Lock(), threading.Lock()
         self._thread: threading.Thread | None = None
-        self._closed: Future[None] = Future()
+        self._closed = running()
         _all.add(self)
 
     @property
