@@ -8,6 +8,7 @@ The database has the extension and is otherwise of no use: tables are made and d
 
 import asyncio
 import contextlib
+import logging
 import os
 import threading
 import time
@@ -376,6 +377,18 @@ class Tests(unittest.TestCase):
         told = ["acquired", "lostat_most", "acquired", "lostgone", "acquired", "released"]
         told += ["interrupted", *2 * ["acquired", "released"]]
         self.assertEqual([event for event in events if event != "renewed"], told)
+
+    def test_a_handler_of_the_log_that_fails(self) -> None:
+        log, handler = logging.getLogger("pg_fence"), mock.Mock(level=0)
+        handler.handle.side_effect = lambda _: self.fence.lease("other").__enter__()
+        log.addHandler(handler)
+        self.addCleanup(log.removeHandler, handler)
+        with self.assertRaises(LeaseLost), self.fence.lease("job", ttl=SHORT) as lease:
+            self.value("SELECT lease_revoke('job')")
+            self.assertTrue(lease.lost.wait(60))
+        handler.handle.assert_called()
+        with self.fence.lease("job") as lease:
+            self.assertTrue(lease.held)
 
     def test_what_drivers_say_of_a_connection_that_is_lost_or_never_opens(self) -> None:
         at = 'connection failed: connection to server at "127.0.0.1", port 5432 failed: '

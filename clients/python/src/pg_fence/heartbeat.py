@@ -196,10 +196,10 @@ class Heartbeat:
 
     def interrupted(self, name: str, line: str | None, error: BaseException) -> None:
         """A leader goes on after an error."""
-        if line is None:
-            self._tell("interrupted", (name,))
-        else:
-            _log.warning("%s %s, and it is tried again: %s", name, line, error)
+        again = "%s %s, and it is tried again: %s"
+        self.input(
+            lambda: _say(again, name, line, error) if line else self._tell("interrupted", (name,))
+        )
 
     def forked(self) -> None:
         """In the child there are no threads. The leases, and their sessions, are its parent's."""
@@ -237,7 +237,7 @@ class Heartbeat:
                 self._carry_out(effect)
             self._look()
         except BaseException:  # noqa: BLE001
-            _log.exception("what keeps the leases has died")
+            _say("what keeps the leases has died", level=logging.ERROR)
             for effect in self.states.step(now(), self.states.died):
                 self._carry_out(effect)
             for id, holding in list(self._holdings.items()):
@@ -286,13 +286,13 @@ class Heartbeat:
                 holding.granted.set_exception(_refusal(holding, effect))
             case {"log": "not acquired", "key": id, "code": code}:
                 error = self._holdings[id].cause if code != "no answer" else None
-                _log.warning("no lease could be acquired, and it is tried again: %s", error or code)
+                _say("no lease could be acquired, and it is tried again: %s", error or code)
             case {"log": "not renewed", "code": code}:
-                _log.warning("leases are not renewed, and it is tried again: %s", code)
+                _say("leases are not renewed, and it is tried again: %s", code)
             case {"log": line}:
                 count, reason = effect["count"], effect["reason"]
                 more = f" ({reason})" if reason else ""
-                _log.warning("leases are %s%s%s", line, more, f": {count}" if count else "")
+                _say("leases are %s%s%s", line, more, f": {count}" if count else "")
             case {"closed": _}:
                 self._closed.set_result(None)
 
@@ -320,7 +320,7 @@ class Heartbeat:
             try:
                 self._on_event(Event(kind, names, token, span(left), reason or None))
             except BaseException:  # noqa: BLE001
-                _log.exception("on_event failed")
+                _say("on_event failed", level=logging.ERROR)
 
     # Calls, each in the thread of its connection.
 
@@ -360,6 +360,12 @@ class Heartbeat:
             self.states.failed(call.number, code, broken)
 
         self._put(decide, call.number)
+
+
+def _say(line: str, *values: object, level: int = logging.WARNING) -> None:
+    """Writes to the log. A handler of the program's that fails does not end the heartbeat."""
+    with contextlib.suppress(BaseException):
+        _log.log(level, line, *values, exc_info=level == logging.ERROR)
 
 
 def _code_of(error: BaseException, stage: str) -> str:
