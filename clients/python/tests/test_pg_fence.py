@@ -8,6 +8,7 @@ The database has the extension and is otherwise of no use: tables are made and d
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import threading
@@ -389,6 +390,32 @@ class Tests(unittest.TestCase):
         handler.handle.assert_called()
         with self.fence.lease("job") as lease:
             self.assertTrue(lease.held)
+
+    def test_a_leader_with_asyncio(self) -> None:
+        said: list[Any] = []
+        terms = iter((1, 2))
+
+        async def works(lease: pg_fence.AsyncLease) -> int:
+            if next(terms) == 2:
+                # Longer than a guard has to see a loss.
+                await asyncio.sleep(1)
+                return 7
+            async with await psycopg.AsyncConnection.connect(URL) as on, lease.guard(on):
+                await execute(on, NOTICES)
+                threading.Timer(0.1, self.value, ["SELECT lease_revoke('job')"]).start()
+                await execute(on, "SELECT pg_sleep(60)")
+
+        async def leads() -> None:
+            stop, loop = asyncio.Event(), asyncio.get_running_loop()
+            loop.set_exception_handler(lambda _, context: said.append(context))
+            async with AsyncFence(URL) as fence, AsyncFence(URL) as other, other.lease("other"):
+                self.assertEqual(await fence.lead("job", works, ttl=SECOND), 7)
+                loop.call_later(0.3, stop.set)
+                self.assertIsNone(await fence.lead("other", works, stop=stop))
+
+        asyncio.run(leads())
+        gc.collect()
+        self.assertEqual(said, [])
 
     def test_what_drivers_say_of_a_connection_that_is_lost_or_never_opens(self) -> None:
         at = 'connection failed: connection to server at "127.0.0.1", port 5432 failed: '

@@ -14,7 +14,7 @@ from datetime import timedelta
 from functools import lru_cache, partial
 from typing import Any, Generic, TypeVar
 
-from .connection import Block, opener, outcome, run, settled
+from .connection import Block, opener, run, settled
 from .errors import (
     FenceError,
     LeaseLost,
@@ -114,10 +114,7 @@ class Leased(Block[_T]):
         holding = self._asks(uuid.uuid4().hex)
         try:
             self._heartbeat.acquire(holding)
-            await self._until_stop(holding.granted)
-            if self._stop and self._stop.is_set() and not holding.granted.done():
-                raise FenceError("nobody waits for the answer any more")
-            await outcome(holding.granted, self._is_async)
+            await self._answer(holding.granted)
             self._holding = holding
         except BaseException as error:
             if not holding.granted.done() or holding.granted.exception() is not error:
@@ -131,25 +128,28 @@ class Leased(Block[_T]):
             # A guard may see first that its link was shut down: psycopg answers a cancellation
             # by a cancel request, which never returns on a cut link if libpq is older than 17.
             patience = lambda: TO_SEE_THE_END if holding.sockets else 0.0
-            holding.on_loss = lambda: later(loop.call_later, patience(), self._cancel)
+            cancel = partial(_cancel, self._timeout)
+            holding.on_loss = lambda: later(loop.call_later, patience(), cancel)
             # It may have been before.
             if holding.lost.is_set():
-                self._cancel()
+                cancel()
         return self._kind(self._heartbeat, holding)
 
-    async def _until_stop(self, future: Future[None]) -> None:
-        """Returns when the answer is there, or a leader is to stop."""
-        waits = asyncio.wrap_future(future) if self._is_async and self._stop else future
-        while self._stop and not self._stop.is_set() and not future.done():
-            if isinstance(waits, asyncio.Future):
-                await asyncio.wait([waits], timeout=TRY_AGAIN / 1000)
-            else:
-                wait([waits], TRY_AGAIN / 1000)
-
-    def _cancel(self) -> None:
-        # Only once, and not after the end.
-        with suppress(RuntimeError):
-            self._timeout.reschedule(0.0)
+    async def _answer(self, granted: Future[None]) -> None:
+        """Waits for it, or until a leader is to stop."""
+        waits = asyncio.wrap_future(granted) if self._is_async else granted
+        try:
+            while self._stop and not waits.done():
+                if self._stop.is_set():
+                    raise FenceError("nobody waits for the answer any more")
+                if isinstance(waits, asyncio.Future):
+                    await asyncio.wait([waits], timeout=TRY_AGAIN / 1000)
+                else:
+                    wait([waits], TRY_AGAIN / 1000)
+            await waits if isinstance(waits, asyncio.Future) else waits.result()
+        finally:
+            # Else the event loop reports an error that comes when nobody waits any more.
+            waits.cancel()
 
     async def _leave(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
@@ -163,6 +163,12 @@ class Leased(Block[_T]):
         await self._heartbeat.release(holding, self._is_async)
         if error is None and holding.is_lost:
             raise holding.loss()
+
+
+def _cancel(timeout: asyncio.Timeout) -> None:
+    # Only once, and not after the end.
+    with suppress(RuntimeError):
+        timeout.reschedule(0.0)
 
 
 class Adopted:
@@ -329,10 +335,10 @@ class Leases(Block[F], Generic[F, L, Done]):
                 if self._heartbeat.is_closed or "pause" not in then:
                     raise
                 pause = then["pause"] / 1000
-                is_sync = isinstance(stop, threading.Event)
+                is_async = isinstance(stop, asyncio.Event)
                 with suppress(TimeoutError):
                     await settled(
-                        stop.wait(pause) if is_sync else asyncio.wait_for(stop.wait(), pause)
+                        asyncio.wait_for(stop.wait(), pause) if is_async else stop.wait(pause)
                     )
 
 
