@@ -26,11 +26,12 @@ from django.conf import settings
 from django.db import connections
 from django.db.transaction import atomic
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from psycopg.errors import InvalidSchemaName, OperationalError
+from psycopg.errors import DivisionByZero, InvalidSchemaName, OperationalError
 from psycopg.rows import dict_row
-from sqlalchemy import Connection, create_engine, text
+from sqlalchemy import BigInteger, Connection, create_engine, text
+from sqlalchemy.exc import DataError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, create_async_engine
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, declarative_base, mapped_column
 
 import pg_fence
 from pg_fence import AsyncFence, Fence, LeaseLost, LeaseTaken, NotGranted, Refused, TransactionLost
@@ -336,6 +337,19 @@ class Tests(unittest.TestCase):
         with self.fence.lease("job") as held, psycopg.connect(stranger) as connection:
             with self.assertRaisesRegex(NotGranted, "act as one role .options=-c role"):
                 held.guard(connection).__enter__()
+
+    def test_an_error_of_the_work_that_comes_at_the_end_of_a_guard(self) -> None:
+        engine = create_engine(PSYCOPG)
+        self.addCleanup(engine.dispose)
+        column = mapped_column(BigInteger, primary_key=True)
+        order = type("Order", (declarative_base(),), {"__tablename__": "orders", "id": column})
+        with self.fence.lease("order:7") as lease, psycopg.connect(URL) as connection:
+            with self.assertRaises(DataError), Session(engine) as session, lease.guard(session):
+                session.add(order(id=2**70))
+            with self.assertRaises(DivisionByZero), connection.pipeline(), lease.guard(connection):
+                connection.execute("SELECT 1 / 0")
+            with lease.guard(connection):
+                connection.execute(PAY)
 
     def test_a_fork_is_another_holder(self) -> None:
         number = self.fence.adopted("elsewhere", 8)

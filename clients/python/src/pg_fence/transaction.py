@@ -279,10 +279,11 @@ class Guard(Block[C]):
                 await self._begin_once()
             stage = "work"
             yield self._connection
-            stage = "release"
+            stage = "check"
             # The heartbeat leaves out what is about to be released.
             await self._heartbeat.last(released, "begins", self._is_async)
             await self._refuse_if_failed()
+            stage = "release"
             if self._releases:
                 await self._release()
             stage = "commit"
@@ -308,7 +309,7 @@ class Guard(Block[C]):
             raise meant from error
         finally:
             self._unregister()
-            if stage in {"release", "commit"}:
+            if stage in {"check", "release", "commit"}:
                 await self._heartbeat.last(released, last, self._is_async)
             self._touched_no_more()
 
@@ -389,7 +390,8 @@ class Guard(Block[C]):
             lost = [holding.loss() for holding in self._held if holding.is_lost]
             message = f"the session ended under the transaction: {error}"
             return lost[0] if lost else TransactionLost(message)
-        if stage == "release" and state == "25P02":
+        # An ORM, or a pipeline, may tell an error of the work's only here.
+        if stage == "check" and state == "25P02":
             return TransactionLost(_FAILED)
         role = getattr(getattr(self._driver.raw, "info", None), "user", None)
         meant = told(error, role, is_ours, of_table=not self._names)
