@@ -351,6 +351,18 @@ class Tests(unittest.TestCase):
             with lease.guard(connection):
                 connection.execute(PAY)
 
+    def test_a_block_that_somebody_is_in(self) -> None:
+        slot = self.fence.lease("job", slots=2)
+        with slot as lease, psycopg.connect(URL) as connection:
+            guard = lease.guard(connection)
+            with guard:
+                for block in slot, guard:
+                    self.assertRaisesRegex(RuntimeError, "is in this", block.__enter__)
+        # One after the other may be.
+        for _ in range(2):
+            with slot:
+                self.assertRaises(Refused, self.fence.lease("job").__enter__)
+
     def test_a_fork_is_another_holder(self) -> None:
         number = self.fence.adopted("elsewhere", 8)
         with psycopg.connect(URL) as connection, self.fence.lease("job") as lease:

@@ -211,20 +211,31 @@ class Block(Generic[_T]):
     _enter: Callable[[], Coroutine[Any, Any, _T]]
     _leave: Callable[..., Coroutine[Any, Any, bool | None]]
 
+    _is_entered = False
+
     def __enter__(self) -> _T:
         return run(self._enter_by("with"), False)
 
     def __exit__(self, *raised: object) -> None:
+        self._is_entered = False
         run(self._leave(*raised), False)
 
     async def __aenter__(self) -> _T:
         return await self._enter_by("async with")
 
     async def __aexit__(self, *raised: object) -> None:
+        self._is_entered = False
         await self._leave(*raised)
 
     async def _enter_by(self, word: str) -> _T:
         if word != ("async with" if self._is_async else "with"):
             kind = "an asynchronous connection or fence"
             raise TypeError(f"`async with` for {kind}, and `with` for any other")
-        return await self._enter()
+        if self._is_entered:
+            raise RuntimeError("somebody is in this block: take another lease, guard or fence")
+        self._is_entered = True
+        try:
+            return await self._enter()
+        except BaseException:
+            self._is_entered = False
+            raise
