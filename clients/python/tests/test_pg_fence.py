@@ -11,6 +11,7 @@ import contextlib
 import gc
 import logging
 import os
+import pickle
 import threading
 import time
 import unittest
@@ -442,6 +443,15 @@ class Tests(unittest.TestCase):
         asyncio.run(leads())
         gc.collect()
         self.assertEqual(said, [])
+
+    def test_errors_go_from_process_to_process(self) -> None:
+        for error in (
+            LeaseTaken(["job"], "night shift", SECOND, "ttl"),
+            LeaseLost("gone", ["job"], in_doubt=True),
+            Refused("a newer token", "PF001", {"token": 7}, "stop"),
+        ):
+            same = pickle.loads(pickle.dumps(error))
+            self.assertEqual((repr(same), same.__dict__), (repr(error), error.__dict__))
 
     def test_what_drivers_say_of_a_connection_that_is_lost_or_never_opens(self) -> None:
         at = 'connection failed: connection to server at "127.0.0.1", port 5432 failed: '

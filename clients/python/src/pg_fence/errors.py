@@ -16,6 +16,10 @@ class FenceError(Exception):
         super().__init__(message)
         self.in_doubt = in_doubt
 
+    def __reduce__(self) -> Any:
+        # A pool of processes sends it: as it is, and not made from its message anew.
+        return Exception.__new__, (type(self), *self.args), self.__dict__
+
 
 class LeaseTaken(FenceError):
     """Somebody else has the lease: `holder`, for `remaining` at the most, unless it is renewed.
