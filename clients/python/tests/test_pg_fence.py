@@ -444,6 +444,14 @@ class Tests(unittest.TestCase):
         gc.collect()
         self.assertEqual(said, [])
 
+    def test_keys_of_bytes(self) -> None:
+        for key in b"a'b", bytearray(b"a\\b"), memoryview(b"\x00\xff"):
+            self.make_tables()
+            of_bytes = f"ALTER TABLE {RUNS} ALTER id TYPE bytea USING '\\x{bytes(key).hex()}'"
+            self.admin.execute(of_bytes)
+            with self.keep(self.fence, self.value(CLAIM), id=key) as lease:
+                self.assertTrue(lease.held)
+
     def test_errors_go_from_process_to_process(self) -> None:
         for error in (
             LeaseTaken(["job"], "night shift", SECOND, "ttl"),

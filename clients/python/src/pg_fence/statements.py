@@ -150,6 +150,9 @@ def row_key(key: Mapping[str, Any]) -> str:
 def _as_text(column: str, value: Any) -> str:
     if value is None:
         raise ValueError(f"the key's column {column} has a value: not None")
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        # psycopg's own, which it makes without a connection, has quotes doubled.
+        return "\\x" + bytes(value).hex()
     try:
         data = Transformer().get_dumper(value, PyFormat.TEXT).dump(value)
     except psycopg.Error as error:
