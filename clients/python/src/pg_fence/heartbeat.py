@@ -205,7 +205,9 @@ class Heartbeat:
         """In the child there are no threads. The leases, and their sessions, are its parent's."""
         for holding in self._holdings.values():
             holding.state, holding.reason = LOST, "keeper"
-            holding.end()
+            # The parent's may be locked by a thread that is not here.
+            holding.ended = running()
+            holding.ended.set_result(None)
         # They are kept, so that nobody closes them.
         _of_the_parent.append(self._connections)
         self.__init__(self._open, self._prefix, self._on_event)
