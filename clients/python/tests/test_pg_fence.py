@@ -17,6 +17,7 @@ import time
 import unittest
 from collections.abc import AsyncIterator, Callable
 from datetime import date, timedelta
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -26,6 +27,7 @@ import psycopg
 from django.conf import settings
 from django.db import connections
 from django.db.transaction import atomic
+from psycopg import RawCursor
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.errors import DivisionByZero, InvalidSchemaName, OperationalError
 from psycopg.rows import dict_row
@@ -454,6 +456,15 @@ class Tests(unittest.TestCase):
             self.admin.execute(of_bytes)
             with self.keep(self.fence, self.value(CLAIM), id=key) as lease:
                 self.assertTrue(lease.held)
+
+    def test_a_connection_of_the_programs_own_kind(self) -> None:
+        for kind in {"cursor_factory": RawCursor}, {"client_encoding": "SQL_ASCII"}:
+            events: list[str] = []
+            source = partial(psycopg.connect, URL, **kind)
+            with Fence(source, on_event=lambda event: events.append(event.kind)) as fence:
+                with fence.lease("job", ttl=SHORT, holder="night shift"):
+                    self.assertRaisesRegex(LeaseTaken, "by ni", fence.lease("job").__enter__)
+                    self.comes_true(lambda: "renewed" in events)
 
     def test_errors_go_from_process_to_process(self) -> None:
         for error in (

@@ -100,12 +100,15 @@ class Connection:
         self._handle = handle_of(connection)
         if self._is_cut:
             cut(self._handle)
+        if connection.info.encoding == "ascii":
+            # Of SQL_ASCII psycopg returns bytes.
+            connection.execute("SET client_encoding = utf8")
 
     def rows(self, statement: Statement) -> list[tuple[Any, ...]]:
         """What a statement in autocommit returns."""
         assert self._connection
-        # The connection's row factory is the program's.
-        with self._connection.cursor(row_factory=tuple_row) as cursor:
+        # The connection's cursors and rows are the program's.
+        with psycopg.Cursor(self._connection, row_factory=tuple_row) as cursor:
             return cursor.execute(*statement).fetchall()  # type: ignore[arg-type]
 
     def has_ended(self) -> bool:
