@@ -31,7 +31,7 @@ from psycopg import RawCursor
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.errors import DivisionByZero, InvalidSchemaName, OperationalError
 from psycopg.rows import dict_row
-from sqlalchemy import BigInteger, Connection, create_engine, text
+from sqlalchemy import BigInteger, Connection, create_engine, make_url, text
 from sqlalchemy.exc import DataError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, declarative_base, mapped_column
@@ -465,6 +465,17 @@ class Tests(unittest.TestCase):
                 with fence.lease("job", ttl=SHORT, holder="night shift"):
                     self.assertRaisesRegex(LeaseTaken, "by ni", fence.lease("job").__enter__)
                     self.comes_true(lambda: "renewed" in events)
+
+    def test_the_role_that_an_engine_or_django_names(self) -> None:
+        self.admin.execute('DROP ROLE IF EXISTS "a team"; CREATE ROLE "a team"')
+        self.addCleanup(self.admin.execute, 'DROP ROLE "a team"')
+        url = make_url(PSYCOPG).update_query_dict({"options": r"-c role=a\ team"})
+        of_django = connections["default"].copy()
+        of_django.settings_dict["OPTIONS"]["assume_role"] = "a team"
+        for source in create_engine(url), of_django:
+            with self.subTest(source), Fence(source) as fence:
+                # It may do nothing yet.
+                self.assertRaises(NotGranted, fence.lease("job").__enter__)
 
     def test_errors_go_from_process_to_process(self) -> None:
         for error in (

@@ -29,8 +29,11 @@ Opener = Callable[[float], Any]
 def opener(source: Any) -> Opener:
     """Of a connection string, a URL, a function, SQLAlchemy's engine, or Django's connection."""
     url: Any = getattr(source, "url", None)
-    is_engine = hasattr(url, "render_as_string")
-    text = url.render_as_string(hide_password=False) if is_engine else source
+    text: Any = source
+    if hasattr(url, "translate_connect_args"):
+        # As text it has spaces where libpq takes none.
+        parts = url.translate_connect_args(username="user", database="dbname")
+        text = conninfo.make_conninfo(**{**parts, **url.query})
     if isinstance(text, str):
         # As SQLAlchemy writes it: postgresql+psycopg://…
         text = re.sub(r"^(postgres(?:ql)?)\+\w+://", r"\1://", text)
@@ -40,6 +43,9 @@ def opener(source: Any) -> Opener:
         known = {option.keyword.decode() for option in psycopg.pq.Conninfo.get_defaults()}
         params = source.get_connection_params()
         given = {key: value for key, value in params.items() if key in known}
+        if role := source.settings_dict["OPTIONS"].get("assume_role"):
+            escaped = re.sub(r"([\\ ])", r"\\\1", role)
+            given["options"] = f"{given.get('options', '')} -c role={escaped}"
     elif callable(source):
         return lambda _: source()
     else:
