@@ -265,10 +265,12 @@ class Guard(Block[C]):
     async def _around(self) -> AsyncIterator[C]:
         for holding in self._held:
             holding.check()
-        stage, last, released = "begin", "rolled back", self._holdings if self._releases else []
+        stage, last, released = "open", "rolled back", self._holdings if self._releases else []
         try:
+            await self._driver.begin(self._register)
+            stage = "begin"
             try:
-                await self._begin_once()
+                await self._present()
             except Exception as error:
                 if sqlstate_of(error) != "PF004" or self._driver.is_inner or not self._holdings:
                     raise
@@ -276,7 +278,8 @@ class Guard(Block[C]):
                 await self._roll_back(error)
                 self._touched_no_more()
                 await self._heartbeat.renew(self._holdings, self._is_async)
-                await self._begin_once()
+                await self._driver.begin(self._register)
+                await self._present()
             stage = "work"
             yield self._connection
             stage = "check"
@@ -313,8 +316,7 @@ class Guard(Block[C]):
                 await self._heartbeat.last(released, last, self._is_async)
             self._touched_no_more()
 
-    async def _begin_once(self) -> None:
-        await self._driver.begin(self._register)
+    async def _present(self) -> None:
         for holding in self._rows:
             if await self._value(statements.guard_row(holding)) is None:
                 self._heartbeat.suspect([holding])
@@ -383,6 +385,7 @@ class Guard(Block[C]):
         """The typed error, if it is one. A connection that a loss has broken off tells the loss."""
         if isinstance(error, FenceError) or not isinstance(error, Exception):
             return error
+        # What an ORM or a pipeline has not sent yet is sent before these, and is the program's.
         state, is_ours = sqlstate_of(error), stage in {"begin", "release"}
         ends, is_closed = session_ended(error), self._driver.is_closed()
         # The work may use other connections, too.
@@ -390,7 +393,6 @@ class Guard(Block[C]):
             lost = [holding.loss() for holding in self._held if holding.is_lost]
             message = f"the session ended under the transaction: {error}"
             return lost[0] if lost else TransactionLost(message)
-        # An ORM, or a pipeline, may tell an error of the work's only here.
         if stage == "check" and state == "25P02":
             return TransactionLost(_FAILED)
         role = getattr(getattr(self._driver.raw, "info", None), "user", None)
