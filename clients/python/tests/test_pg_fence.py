@@ -341,7 +341,7 @@ class Tests(unittest.TestCase):
             with self.assertRaisesRegex(NotGranted, "act as one role .options=-c role"):
                 held.guard(connection).__enter__()
 
-    def test_an_error_of_the_work_that_comes_at_the_end_of_a_guard(self) -> None:
+    def test_what_a_guard_sends_for_the_work_fails(self) -> None:
         engine = create_engine(PSYCOPG)
         self.addCleanup(engine.dispose)
         column = mapped_column(BigInteger, primary_key=True)
@@ -349,6 +349,9 @@ class Tests(unittest.TestCase):
         with self.fence.lease("order:7") as lease, psycopg.connect(URL) as connection:
             with self.assertRaises(DataError), Session(engine) as session, lease.guard(session):
                 session.add(order(id=2**70))
+            with self.assertRaises(DataError), Session(engine) as session, session.begin():
+                session.add(order(id=2**70))
+                lease.guard(session).__enter__()
             with self.assertRaises(DivisionByZero), connection.pipeline(), lease.guard(connection):
                 connection.execute("SELECT 1 / 0")
             with lease.guard(connection):
@@ -407,6 +410,8 @@ class Tests(unittest.TestCase):
             threading.Timer(0.3, stop.set).start()
             with fence.lease("job"):
                 self.assertIsNone(fence.lead("job", lambda _: 7, stop=stop))
+        with self.assertNoLogs("pg_fence"):
+            self.assertRaisesRegex(pg_fence.FenceError, "is closed", fence.lead, "job", id)
         told = ["acquired", "lostat_most", "acquired", "lostgone", "acquired", "released"]
         told += ["interrupted", *2 * ["acquired", "released"]]
         self.assertEqual([event for event in events if event != "renewed"], told)

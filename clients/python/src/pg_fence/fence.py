@@ -330,10 +330,10 @@ class Leases(Block[F], Generic[F, L, Done]):
                     return None
                 else:
                     *told, then = leader.not_granted(now(), cause)
-                for effect in told:
-                    self._heartbeat.interrupted(name, effect.get("log"), error)
                 if self._heartbeat.is_closed or "pause" not in then:
                     raise
+                for effect in told:
+                    self._heartbeat.interrupted(name, effect.get("log"), error)
                 pause = then["pause"] / 1000
                 is_async = isinstance(stop, asyncio.Event)
                 with suppress(TimeoutError):
