@@ -287,6 +287,22 @@ class Tests(unittest.TestCase):
 
         asyncio.run(gives_up())
 
+    def test_a_begin_that_is_cancelled(self) -> None:
+        async def gives_up() -> None:
+            on = await asyncpg.connect(URL)
+            async with AsyncFence(URL) as fence, fence.lease("job") as lease:
+                begins = asyncio.create_task(lease.guard(on).__aenter__())
+                await asyncio.sleep(0)
+                begins.cancel()
+                with self.assertRaises(asyncio.CancelledError):
+                    await begins
+            if not on.is_closed():
+                await on.execute("SELECT 1")
+                self.assertFalse(on.is_in_transaction())
+                await on.close()
+
+        asyncio.run(gives_up())
+
     def test_what_cannot_be_had_says_why(self) -> None:
         def fails() -> Any:
             raise RuntimeError("no secret")

@@ -88,6 +88,9 @@ class Driver:
 
     async def rollback(self, error: BaseException) -> None:
         """If it leaves a transaction open, the connection ends."""
+        if not (self._block or self.is_inner or self.is_closed()) and hasattr(self.raw, "fetchval"):
+            # asyncpg learns how a BEGIN that was cancelled has ended with its next statement.
+            await self.raw.fetchval("SELECT 1")
         await self._leave(error)
         if self._began_by_itself and not self.is_closed():
             await settled(self.connection.rollback())
