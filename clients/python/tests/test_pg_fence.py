@@ -323,7 +323,7 @@ class Tests(unittest.TestCase):
         for error, says, asks in (
             (LeaseTaken, "by night shift, for .* at the most", lambda: lease("held")),
             (psycopg.DataError, "NUL", lambda: lease("a\0b")),
-            (pg_fence.NotInstalled, "schema=", lambda: Fence(URL, schema="x").lease("job")),
+            (pg_fence.NotInstalled, "schema=", lambda: Fence(URL, schema='%s "').lease("job")),
             (NotGranted, r"fence_grant\('no_one'\)", lambda: Fence(stranger).lease("job")),
             # What no other try opens is not waited for.
             (OperationalError, "SSL", lambda: Fence(secure).lease("job", wait=wait)),

@@ -199,7 +199,8 @@ class Leases(Block[F], Generic[F, L, Done]):
         schema: str | None = None,
         on_event: Callable[[Event], object] | None = None,
     ):
-        prefix = "" if schema is None else '"' + schema.replace('"', '""') + '".'
+        quoted = (schema or "").replace('"', '""').replace("%", "%%")
+        prefix = "" if schema is None else f'"{quoted}".'
         self._heartbeat = Heartbeat(opener(source), prefix, on_event)
         self._is_async = self._kind._is_async
 
