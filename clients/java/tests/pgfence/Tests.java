@@ -320,6 +320,24 @@ final class Tests {
         assertThrows(LeaseLost.class, lease::close);
     }
 
+    @Test
+    void aListenerAndALogThatFailHoldUpNoVerb() throws Exception {
+        Handler failing =
+                new StreamHandler() {
+                    @Override
+                    public void publish(LogRecord line) {
+                        fails();
+                    }
+                };
+        Logger.getLogger("pgfence").addHandler(failing);
+        fence.onEvent(event -> fails());
+        Lease lost = fence.lease("job", LONG.atMost(ofMillis(1)));
+        lost.lost().get();
+        assertThrows(LeaseLost.class, lost::close);
+        fence.lease("job").close();
+        Logger.getLogger("pgfence").removeHandler(failing);
+    }
+
     // Shared by the tests
 
     /** The error, in whose message the pattern is found. */

@@ -54,12 +54,12 @@ final class Connections {
                         try {
                             task.run();
                         } catch (Throwable error) {
-                            Heartbeat.LOG.log(Level.WARNING, "in a thread of the fence", error);
+                            Heartbeat.log(Level.WARNING, "in a thread of the fence", error);
                         }
                     });
             return true;
         } catch (OutOfMemoryError error) {
-            Heartbeat.LOG.log(Level.WARNING, "a thread cannot be started: {0}", error.getMessage());
+            Heartbeat.log(Level.WARNING, "a thread cannot be started", error);
             return false;
         }
     }

@@ -190,11 +190,8 @@ public final class Fence implements AutoCloseable {
             long pause = 0;
             for (Effect effect : effects) {
                 if (effect instanceof Log) {
-                    Heartbeat.LOG.log(
-                            Level.WARNING,
-                            "{0} leads no more, and it is tried again: {1}",
-                            name,
-                            failed.getMessage());
+                    String line = " leads no more, and it is tried again: ";
+                    Heartbeat.log(Level.WARNING, name + line + failed.getMessage(), null);
                 } else if (effect instanceof Lead next) {
                     if (next.lead().equals("end")) {
                         throw Heartbeat.as(failed);

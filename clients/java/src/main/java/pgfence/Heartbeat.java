@@ -19,7 +19,7 @@ import java.util.stream.Stream;
  * not matter where one hangs.
  */
 final class Heartbeat {
-    static final System.Logger LOG = System.getLogger("pgfence");
+    private static final System.Logger LOG = System.getLogger("pgfence");
     private static final long IDLE = 250, FOR_A_CAUSE = 250, FOR_A_RENEWAL = 10_000, POLL = 100;
     private static final Consumer<LeaseState> TICK = states -> {};
     static final CountDownLatch NEVER = new CountDownLatch(1);
@@ -116,7 +116,7 @@ final class Heartbeat {
             try {
                 next.run();
             } catch (Throwable error) {
-                LOG.log(Level.ERROR, "what listens to events has failed", error);
+                log(Level.ERROR, "what listens to events has failed", error);
             }
             synchronized (this) {
                 isTelling = false;
@@ -147,7 +147,7 @@ final class Heartbeat {
                 input(TICK);
                 lookAtIdle();
             } catch (Throwable error) {
-                LOG.log(Level.ERROR, "what keeps the leases has died, and begins anew", error);
+                log(Level.ERROR, "what keeps the leases has died, and begins anew", error);
                 input(LeaseState::died);
             }
         }
@@ -210,8 +210,17 @@ final class Heartbeat {
         warn(count + line.log() + reason);
     }
 
+    /** A line of the log. A handler that throws may not end what keeps the leases. */
+    static void log(Level level, String line, Throwable error) {
+        try {
+            LOG.log(level, line, error);
+        } catch (RuntimeException | Error failed) {
+            // There is no other place to tell it.
+        }
+    }
+
     private void warn(String line) {
-        toTell.add(() -> LOG.log(Level.WARNING, "{0}", line));
+        toTell.add(() -> log(Level.WARNING, line, null));
     }
 
     private void event(LeaseState.Event event) {
