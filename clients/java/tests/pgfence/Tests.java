@@ -117,6 +117,26 @@ final class Tests {
         comesTrue(on::isClosed);
     }
 
+    /** As of a deferred constraint. */
+    @Test
+    void anErrorOfTheCommitIsTheWorks() throws Exception {
+        String late =
+                """
+                CREATE OR REPLACE FUNCTION late() RETURNS trigger LANGUAGE plpgsql
+                    AS 'BEGIN RAISE SQLSTATE ''%s''; END';
+                DROP TRIGGER IF EXISTS late ON orders;
+                CREATE CONSTRAINT TRIGGER late AFTER UPDATE ON orders
+                    DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION late();
+                """;
+        Lease lease = fence.lease("order:7", LONG);
+        for (String state : List.of("42501", "22P02", "42883")) {
+            sql(late.formatted(state));
+            Executable pays = () -> lease.guard(on, () -> sql(on, PAY));
+            assertEquals(state, assertThrows(SQLException.class, pays).getSQLState());
+        }
+        assertEquals("new", sql(STATUS));
+    }
+
     @Test
     void whatAFenceIsMadeFrom() throws Exception {
         PGSimpleDataSource source = new PGSimpleDataSource();

@@ -278,14 +278,21 @@ final class Transaction {
                     .orElseGet(() -> new TransactionLost(lost, inDoubt, error));
         }
         isStale = state.matches("PF00[14]");
-        if (stage == Stage.WORK) {
-            return FenceException.ofWork(error);
-        }
-        if (state.equals(NO_SAVEPOINT) || stage == Stage.COMMITTING && state.equals(NO_TOKEN)) {
+        boolean isOfCommit = stage == Stage.COMMITTING;
+        // A commit that fails has ended the transaction: the token was there before.
+        boolean hasNoToken =
+                isOfCommit
+                        && state.equals(NO_TOKEN)
+                        && raw.getTransactionState() != TransactionState.IDLE;
+        if (hasNoToken || stage != Stage.WORK && state.equals(NO_SAVEPOINT)) {
             String ended =
                     "the work has ended the transaction itself: what it did after that was not"
                             + " guarded";
             return new TransactionLost(ended, true, error);
+        }
+        // What a commit refuses is the work's, as a deferred constraint is.
+        if (isOfCommit || stage == Stage.WORK) {
+            return FenceException.ofWork(error);
         }
         Throwable told =
                 FenceException.ofCall(
