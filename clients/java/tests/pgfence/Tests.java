@@ -117,6 +117,20 @@ final class Tests {
         comesTrue(on::isClosed);
     }
 
+    /** Whatever the driver sends by itself. */
+    @Test
+    void theTransactionOfOthersSurvivesAGuardThatFails() throws Exception {
+        Lease lease = fence.lease("order:7", LONG);
+        for (String option : List.of("autosave=conservative", "prepareThreshold=-1")) {
+            try (Connection other = DriverManager.getConnection(URL + '&' + option)) {
+                other.setAutoCommit(false);
+                Executable divides = () -> lease.guard(other, () -> sql(other, "SELECT 1 / 0"));
+                told(SQLException.class, "division by zero", divides);
+                assertNotNull(sql(other, "SELECT pg_sleep(0.3)"), option);
+            }
+        }
+    }
+
     /** As of a deferred constraint. */
     @Test
     void anErrorOfTheCommitIsTheWorks() throws Exception {

@@ -242,7 +242,9 @@ final class Transaction {
                 connection.rollback();
                 connection.setAutoCommit(true);
             } else if (raw.getTransactionState() != TransactionState.IDLE) {
-                execute("ROLLBACK TO SAVEPOINT pg_fence; RELEASE SAVEPOINT pg_fence");
+                // Not in one text, before which the driver may send a savepoint of its own.
+                execute("ROLLBACK TO SAVEPOINT pg_fence");
+                execute("RELEASE SAVEPOINT pg_fence");
             }
         } catch (SQLException | RuntimeException error) {
             Connections.cut(raw);
