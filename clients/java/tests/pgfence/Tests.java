@@ -166,8 +166,10 @@ final class Tests {
         for (String url : Arrays.asList("mysql://me:secret@host/x", "jdbc:h2:mem", "shop", null)) {
             told(WRONG, "^((?!secret).)*$", () -> new Fence(url));
         }
-        Connection foreign = instead(on, "isWrapperFor", () -> false);
+        Connection real = as("postgres");
+        Connection foreign = instead(real, "isWrapperFor", () -> false);
         told(WRONG, "to PostgreSQL", () -> opens(new Fence(() -> foreign)));
+        comesTrue(real::isClosed);
     }
 
     /** An interrupt neither ends a release nor gets lost. */

@@ -84,12 +84,11 @@ final class Connections {
         }
 
         void open(Callable<Connection> source) throws Exception {
-            Connection opened = source.call();
+            Connection opened = connection = source.call();
             if (opened == null || !opened.isWrapperFor(PGConnection.class)) {
                 throw new IllegalArgumentException(
                         "a fence takes connections to PostgreSQL, and not " + opened);
             }
-            connection = opened;
             if (isCut) {
                 opened.close();
                 throw new SQLException("it was opened too late", "08003");
