@@ -172,6 +172,23 @@ final class Tests {
         comesTrue(real::isClosed);
     }
 
+    @Test
+    void aSourceThatFailsOnceIsAskedAgain() throws Exception {
+        Queue<Callable<Connection>> sources = new ConcurrentLinkedQueue<>();
+        sources.add(() -> on);
+        sources.add(
+                () -> {
+                    throw new IllegalArgumentException("planted");
+                });
+        Fence other = new Fence(() -> sources.isEmpty() ? as("postgres") : sources.remove().call());
+        Lease lease = other.lease("job", LONG.ttl(TTL));
+        on.close();
+        comesTrue(sources::isEmpty);
+        Thread.sleep(1000);
+        lease.close();
+        other.close();
+    }
+
     /** An interrupt neither ends a release nor gets lost. */
     private static void opens(Fence made) throws Exception {
         try (made;

@@ -317,7 +317,7 @@ final class Heartbeat {
     }
 
     private static String codeOf(Throwable error, boolean isOpen, boolean isBroken) {
-        if (error instanceof Error || error instanceof IllegalArgumentException) {
+        if (error instanceof Error) {
             return "panicked";
         }
         if (!isOpen) {
