@@ -166,6 +166,8 @@ final class Tests {
         for (String url : Arrays.asList("mysql://me:secret@host/x", "jdbc:h2:mem", "shop", null)) {
             told(WRONG, "^((?!secret).)*$", () -> new Fence(url));
         }
+        String plus = ADDRESS.replace("//", "//a+b@").replace("user=postgres", "");
+        told(NoConnection.class, "role \"a[+]b\" does not", () -> opens(new Fence(plus)));
         Connection real = as("postgres");
         Connection foreign = instead(real, "isWrapperFor", () -> false);
         told(WRONG, "to PostgreSQL", () -> opens(new Fence(() -> foreign)));

@@ -222,7 +222,9 @@ final class Connections {
         all.put("assumeMinServerVersion", "9.0");
         for (String key : List.of("user", "password")) {
             if (parts.group(key) != null) {
-                all.put(key, URLDecoder.decode(parts.group(key), StandardCharsets.UTF_8));
+                // Only in a query a plus is a space.
+                String part = parts.group(key).replace("+", "%2B");
+                all.put(key, URLDecoder.decode(part, StandardCharsets.UTF_8));
             }
         }
         // As the driver calls it, and not libpq.
