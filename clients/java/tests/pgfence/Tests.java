@@ -215,6 +215,10 @@ final class Tests {
         Fence elsewhere = new Fence(URL).schema("pg_catalog");
         told(NotInstalled.class, "search_path", () -> elsewhere.keepRow("runs", key, 7, SHORT));
         told(NullPointerException.class, "the name", () -> fence.lease((String) null));
+        for (Duration ever : List.of(ofMillis(Long.MAX_VALUE), ofSeconds(Long.MAX_VALUE))) {
+            fence.lease("y" + ever, LONG.waitUpTo(ever).atMost(ever)).check();
+            told(Refused.class, "out of range", () -> fence.lease("job", LONG.ttl(ever)));
+        }
         told(Refused.class, "512 bytes", () -> fence.lease("x".repeat(600)));
         told(Refused.class, "reclaim", () -> fence.lease("job", LONG.reclaim()));
         fence.lease("x", LONG.metadata("{\"run\": 7}"));

@@ -23,11 +23,11 @@ public final class Options implements Cloneable {
 
     /** For how long it is held at a time: a heartbeat renews it. At least 100 ms. */
     public Options ttl(Duration ttl) {
-        if (ttl.toMillis() < 100) {
+        if (millis(ttl) < 100) {
             throw new IllegalArgumentException(
-                    "a ttl of " + ttl.toMillis() + " ms: it takes at least 100 ms");
+                    "a ttl of " + millis(ttl) + " ms: it takes at least 100 ms");
         }
-        return with(options -> options.ttl = ttl.toMillis());
+        return with(options -> options.ttl = millis(ttl));
     }
 
     /** For how long to wait if it is taken; an outage is waited for as well. */
@@ -35,7 +35,7 @@ public final class Options implements Cloneable {
         if (wait.isNegative()) {
             throw new IllegalArgumentException("a wait is not negative: " + wait);
         }
-        return with(options -> options.wait = wait.toMillis());
+        return with(options -> options.wait = millis(wait));
     }
 
     /**
@@ -43,10 +43,10 @@ public final class Options implements Cloneable {
      * hangs.
      */
     public Options atMost(Duration atMost) {
-        if (atMost.toMillis() < 1) {
+        if (millis(atMost) < 1) {
             throw new IllegalArgumentException("at most " + atMost + ": it takes a millisecond");
         }
-        return with(options -> options.atMost = atMost.toMillis());
+        return with(options -> options.atMost = millis(atMost));
     }
 
     /** The holder's name, for others to see. Otherwise a text that is unique for the call. */
@@ -92,6 +92,12 @@ public final class Options implements Cloneable {
                     options.fence = Objects.requireNonNull(fence);
                     options.deadline = Objects.requireNonNull(deadline);
                 });
+    }
+
+    /** What is longer than any time that is counted is for ever. */
+    private static long millis(Duration span) {
+        boolean isEver = span.getSeconds() >= LeaseState.NEVER / 1000;
+        return isEver ? LeaseState.NEVER : span.toMillis();
     }
 
     boolean isShared() {
