@@ -273,6 +273,7 @@ final class Tests {
         Map<String, ?> key = Map.of("id", 7, "the \"one", "me,\n\"\\");
         long token = claimed();
         Lease lease = fence.keepRow("public.runs", key, token, ask);
+        assertEquals("[\"\\u005cx00ff\"]", Statements.row(List.of(new byte[] {0, -1})));
         assertEquals("public.runs " + token, lease.names().get(0) + " " + lease.token());
         Thread.sleep(4000);
         assertEquals("t", sql("SELECT till > now() FROM runs"));

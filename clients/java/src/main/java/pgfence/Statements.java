@@ -157,8 +157,14 @@ record Statements(String schema) {
     /** The name of a row: a JSON array of the values of its key, each as text. */
     static String row(Collection<?> key) {
         return key.stream()
-                .map(value -> SPECIAL.matcher(value.toString()).replaceAll(Statements::escaped))
+                .map(Statements::text)
+                .map(value -> SPECIAL.matcher(value).replaceAll(Statements::escaped))
                 .collect(Collectors.joining("\",\"", "[\"", "\"]"));
+    }
+
+    private static String text(Object value) {
+        boolean isBinary = value instanceof byte[];
+        return isBinary ? "\\x" + HexFormat.of().formatHex((byte[]) value) : value.toString();
     }
 
     private static String escaped(MatchResult found) {
