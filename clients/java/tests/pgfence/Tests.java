@@ -390,11 +390,19 @@ final class Tests {
                     }
                 };
         Logger.getLogger("pgfence").addHandler(failing);
-        fence.onEvent(event -> fails());
+        Class<IllegalStateException> wrong = IllegalStateException.class;
+        Semaphore told = new Semaphore(0);
+        fence.onEvent(
+                event -> {
+                    told(wrong, "may not acquire", () -> fence.lease("other"));
+                    told.release();
+                    fails();
+                });
         Lease lost = fence.lease("job", LONG.atMost(ofMillis(1)));
         lost.lost().get();
         assertThrows(LeaseLost.class, lost::close);
         fence.lease("job").close();
+        comesTrue(() -> told.availablePermits() == 4);
         Logger.getLogger("pgfence").removeHandler(failing);
     }
 

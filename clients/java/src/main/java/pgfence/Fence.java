@@ -68,7 +68,7 @@ public final class Fence implements AutoCloseable {
 
     /**
      * The same fence, where this is told what becomes of leases, in whatever thread that happens.
-     * It must not block.
+     * It must not block, and can acquire nothing.
      */
     public Fence onEvent(Consumer<Event> listener) {
         heartbeat.onEvent = Objects.requireNonNull(listener);

@@ -43,7 +43,8 @@ final class Heartbeat {
     /** Events, answers and lines of the log, which are told in their order, without the lock. */
     private final Deque<Runnable> toTell = new ArrayDeque<>();
 
-    private boolean isTelling, isWatching;
+    private Thread teller;
+    private boolean isWatching;
     private long wakeAt = LeaseState.NEVER, lookedAt;
     private int lastId;
     private String lastError;
@@ -107,11 +108,11 @@ final class Heartbeat {
         while (true) {
             Runnable next;
             synchronized (this) {
-                next = isTelling ? null : toTell.poll();
+                next = teller != null ? null : toTell.poll();
                 if (next == null) {
                     return;
                 }
-                isTelling = true;
+                teller = Thread.currentThread();
             }
             try {
                 next.run();
@@ -119,7 +120,7 @@ final class Heartbeat {
                 log(Level.ERROR, "what listens to events has failed", error);
             }
             synchronized (this) {
-                isTelling = false;
+                teller = null;
             }
         }
     }
@@ -384,6 +385,10 @@ final class Heartbeat {
         }
         String id;
         synchronized (this) {
+            if (teller == Thread.currentThread()) {
+                // No answer is told before the event is.
+                throw new IllegalStateException("what is told an event may not acquire a lease");
+            }
             if (!watch()) {
                 throw Connections.noThread();
             }
