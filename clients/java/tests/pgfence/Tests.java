@@ -158,6 +158,10 @@ final class Tests {
         opens(new Fence(URL));
         opens(new Fence(ADDRESS));
         opens(new Fence(ADDRESS.replace("//", "//postgres:s%40cret@")));
+        Driver driver = DriverManager.getDriver(URL);
+        DriverManager.deregisterDriver(driver);
+        opens(new Fence(URL));
+        DriverManager.registerDriver(driver);
         opens(new Fence(source));
         opens(new Fence(source::getConnection));
         opens(new Fence(URL).schema("public"));

@@ -231,6 +231,7 @@ final class Connections {
         String rest = parts.group("rest").replace("application_name=", "ApplicationName=");
         rest = rest.replace("connect_timeout=", "connectTimeout=");
         String full = "jdbc:postgresql:" + parts.group("authority") + rest;
-        return () -> DriverManager.getConnection(full, all);
+        // DriverManager does not know the driver of a web application.
+        return () -> new org.postgresql.Driver().connect(full, all);
     }
 }
