@@ -368,18 +368,24 @@ final class Tests {
     }
 
     @Test
-    void aLogThatHangsHoldsUpNoVerb() throws Exception {
+    void aLogThatHangsHoldsUpNoVerbAndNoHeartbeat() throws Exception {
         CompletableFuture<Boolean> isHeld = new CompletableFuture<>();
+        CompletableFuture<Void> ends = new CompletableFuture<>();
+        Lease kept = fence.lease("kept", SHORT);
         Lease lease = fence.lease("job", LONG.atMost(TTL));
         Handler asks =
                 new StreamHandler() {
                     @Override
                     public void publish(LogRecord line) {
                         isHeld.completeAsync(lease::isHeld).join();
+                        ends.join();
                     }
                 };
         Logger.getLogger("pgfence").addHandler(asks);
         assertFalse(isHeld.get(30, TimeUnit.SECONDS));
+        Thread.sleep(2000);
+        kept.check();
+        ends.complete(null);
         Logger.getLogger("pgfence").removeHandler(asks);
         assertThrows(LeaseLost.class, lease::close);
     }

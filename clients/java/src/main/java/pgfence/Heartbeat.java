@@ -145,7 +145,11 @@ final class Heartbeat {
                         continue;
                     }
                 }
-                input(TICK);
+                decide(0, TICK);
+                // What listens, or the log, may block: the time is watched all the same.
+                if (!Connections.run(this::tell)) {
+                    tell();
+                }
                 lookAtIdle();
             } catch (Throwable error) {
                 log(Level.ERROR, "what keeps the leases has died, and begins anew", error);
