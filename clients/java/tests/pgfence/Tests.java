@@ -372,6 +372,7 @@ final class Tests {
         CompletableFuture<Boolean> isHeld = new CompletableFuture<>();
         CompletableFuture<Void> ends = new CompletableFuture<>();
         Lease kept = fence.lease("kept", SHORT);
+        Lease late = fence.lease("late", LONG.atMost(TTL.plusSeconds(2)));
         Lease lease = fence.lease("job", LONG.atMost(TTL));
         Handler asks =
                 new StreamHandler() {
@@ -383,11 +384,12 @@ final class Tests {
                 };
         Logger.getLogger("pgfence").addHandler(asks);
         assertFalse(isHeld.get(30, TimeUnit.SECONDS));
-        Thread.sleep(2000);
+        assertEquals(Reason.AT_MOST, late.lost().get(30, TimeUnit.SECONDS).reason());
         kept.check();
         ends.complete(null);
         Logger.getLogger("pgfence").removeHandler(asks);
         assertThrows(LeaseLost.class, lease::close);
+        assertThrows(LeaseLost.class, late::close);
     }
 
     @Test

@@ -242,7 +242,10 @@ final class Heartbeat {
                 leases.remove(event.key());
                 lease.ends(event.reason(), event.advice());
                 lease.guards.forEach(Connections::cut);
-                toTell.add(lease::tellLoss);
+                // What is done then may block.
+                if (!Connections.run(lease::tellLoss)) {
+                    toTell.add(lease::tellLoss);
+                }
             }
             default -> {
                 leases.remove(event.key());

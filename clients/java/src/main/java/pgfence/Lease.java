@@ -91,11 +91,7 @@ public final class Lease extends Holding implements AutoCloseable {
         ended.complete(null);
     }
 
-    /** In another thread, if there is one, for what is done then may block. */
     void tellLoss() {
-        LeaseLost loss = loss(false, null);
-        if (!Connections.run(() -> lost.complete(loss))) {
-            lost.complete(loss);
-        }
+        lost.complete(loss(false, null));
     }
 }
