@@ -16,7 +16,7 @@ use tokio_postgres::{Config, NoTls};
 use tokio_util::sync::CancellationToken;
 
 /// Where leases come from: one for a process. Its clones are the same. It has one connection, and
-/// one thread, while it holds leases, and none otherwise. Session leases and waits have a
+/// two threads, while it holds leases, and none otherwise. Session leases and waits have a
 /// connection each.
 #[derive(Clone, Debug)]
 pub struct Fence(Arc<Heartbeat>);

@@ -1,8 +1,8 @@
 //! Keeps all leases of a fence. It gives the inputs to the state machine, which decides, and
 //! carries out the effects: it has the clock, the timer and the connections.
 //!
-//! They live in a thread of their own, so that work that blocks its runtime does not lose its
-//! leases.
+//! The connections live in a thread of their own, so that work that blocks its runtime does not lose
+//! its leases. The timer has another thread: what opens connections is the program's, and may block.
 
 use crate::clock;
 use crate::connection::{Connected, Opener};
@@ -16,15 +16,16 @@ use serde_json::Value;
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
-use std::mem::take;
+use std::mem::{replace, take};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
 use std::time::Duration;
 use tokio::runtime::{Builder, Handle, Runtime};
-use tokio::sync::{Notify, oneshot, watch};
+use tokio::sync::{oneshot, watch};
 use tokio::task::{AbortHandle, JoinError};
 
-/// An event for `on_event`, which must not block.
+/// An event for `on_event`, which must not block: the answers to acquires come after it.
 #[derive(Debug, Clone)]
 #[allow(missing_docs)]
 pub struct Event {
@@ -115,7 +116,7 @@ pub(crate) struct Heartbeat {
     pub spread: i64,
     inner: Mutex<Inner>,
     /// Wakes the timer.
-    timer: Notify,
+    timer: Condvar,
     /// Changes when a lease ends, when all is closed, and when the thread ends.
     pub changed: watch::Sender<()>,
 }
@@ -186,7 +187,7 @@ impl Heartbeat {
         let spread = (RandomState::new().hash_one(()) % 1001) as i64;
         let states = LeaseStates::new(spread, millis(setup.longest_beat));
         let inner = Mutex::new(Inner { states, ..Inner::default() });
-        let (timer, changed) = (Notify::new(), watch::Sender::default());
+        let (timer, changed) = (Condvar::new(), watch::Sender::default());
         Arc::new(Heartbeat { setup, spread, inner, timer, changed })
     }
 
@@ -219,21 +220,37 @@ impl Heartbeat {
         self.tell();
     }
 
-    /// Tells events and answers, in one thread at a time, so that their order stays.
+    /// Has events and answers be told by a thread that does nothing else: a log and an `on_event`
+    /// that block are to hold up neither the heartbeat nor the timer.
     fn tell(self: &Arc<Self>) {
         let mut inner = lock(&self.inner);
-        if inner.is_telling {
+        if inner.to_tell.is_empty() || replace(&mut inner.is_telling, true) {
             return;
         }
-        inner.is_telling = true;
+        drop(inner);
+        let heartbeat = self.clone();
+        if thread::Builder::new()
+            .name("pg_fence".to_owned())
+            .spawn(move || heartbeat.tell_all())
+            .is_err()
+        {
+            self.tell_all();
+        }
+    }
+
+    /// Runs in one thread at a time, so that the order stays.
+    fn tell_all(&self) {
+        let mut inner = lock(&self.inner);
         while let Some(next) = inner.to_tell.pop_front() {
             drop(inner);
             if catch_unwind(AssertUnwindSafe(|| next(&self.setup))).is_err() {
-                log::error!("the function of on_event has panicked");
+                // A log whose pipe is closed may panic again.
+                let _ = catch_unwind(|| log::error!("on_event has panicked, or the log"));
             }
             inner = lock(&self.inner);
         }
         inner.is_telling = false;
+        self.timer.notify_one();
     }
 
     pub fn event(self: &Arc<Self>, event: Event) {
@@ -250,16 +267,23 @@ impl Heartbeat {
         }
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let (handle, heartbeat) = (runtime.handle().clone(), self.clone());
-        let thread = std::thread::Builder::new().name("pg_fence".to_owned());
-        thread.spawn(move || heartbeat.serve(runtime))?;
+        thread::Builder::new()
+            .name("pg_fence".to_owned())
+            .spawn(move || heartbeat.serve(runtime))?;
         Ok(inner.runtime.insert(handle).clone())
     }
 
     /// Runs until there is nothing to do, or its timer has died.
     fn serve(self: Arc<Self>, runtime: Runtime) {
-        let ended = runtime.block_on(runtime.spawn(self.clone().keep_time()));
+        let ((ends, ended), heartbeat) = (oneshot::channel(), self.clone());
+        let keeps_time = move || {
+            while heartbeat.tick() {}
+            ends.send(())
+        };
+        let timer = thread::Builder::new().name("pg_fence timer".to_owned()).spawn(keeps_time);
+        let ended = runtime.block_on(ended);
         runtime.shutdown_background();
-        if ended.is_err() {
+        if timer.is_err() || ended.is_err() {
             let mut inner = lock(&self.inner);
             (inner.runtime, inner.tasks) = (None, 0);
             inner.connections.clear();
@@ -268,33 +292,28 @@ impl Heartbeat {
         self.changed.send_replace(());
     }
 
-    async fn keep_time(self: Arc<Self>) {
-        while let Some(pause) = self.tick() {
-            let _ = clock::within(pause, self.timer.notified()).await;
-        }
-    }
-
     /// Gives a tick if it is time, and looks whether idle connections have ended: nothing else
-    /// tells that. It returns how long to wait, or nothing if there is nothing to do any more.
-    fn tick(self: &Arc<Self>) -> Option<Duration> {
+    /// tells that. Otherwise it waits. It returns false if there is nothing to do any more.
+    fn tick(self: &Arc<Self>) -> bool {
         let mut inner = lock(&self.inner);
         let has_ended = |slot: &Slot| matches!(slot, Slot::Idle(one) if one.has_ended());
         let mut ended = inner.connections.iter().filter(|(_, slot)| has_ended(slot));
         let ended = ended.next().map(|(on, _)| *on);
-        let (now, mut wait) = (now(), Duration::ZERO);
+        let now = now();
         let wake = inner.states.wake(now);
+        let is_busy = inner.tasks > 0 || inner.is_telling || !inner.connections.is_empty();
         if let Some(on) = ended {
             inner.connections.remove(&on);
             self.locked_input(inner, 0, |states| states.disconnected(on));
         } else if wake <= now {
             self.locked_input(inner, 0, |_| {});
-        } else if wake < NEVER || inner.tasks > 0 || !inner.connections.is_empty() {
-            wait = span((wake - now).min(LOOK_AGAIN));
+        } else if wake < NEVER || is_busy {
+            drop(self.timer.wait_timeout(inner, span((wake - now).min(LOOK_AGAIN))));
         } else {
             inner.runtime = None;
-            return None;
+            return false;
         }
-        Some(wait)
+        true
     }
 
     /// Has a task run in the thread, which lives as long, and then does that with its result.

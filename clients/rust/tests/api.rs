@@ -4,12 +4,13 @@
 //! `DATABASE_URL=postgresql://… cargo test`: of a database with the extension alone.
 
 use pg_fence_client::{
-    BoxError, Connected, Error, Event, Fence, Lease, Reason, classify, connect, open,
+    BoxError, Connected, Error, Event, EventKind, Fence, Lease, Reason, classify, connect, open,
 };
 use std::fmt::{Debug, Display};
 use std::future::pending;
 use std::panic::resume_unwind;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 use tokio::time::{sleep, timeout};
 use tokio_postgres::config::SslMode;
@@ -151,7 +152,7 @@ async fn another_role_is_told_what_it_lacks() {
 
 static ASKED: OnceLock<Lease> = OnceLock::new();
 
-/// A logger that asks the fence.
+/// A logger that asks the fence, and panics.
 struct Asks;
 
 impl log::Log for Asks {
@@ -159,19 +160,25 @@ impl log::Log for Asks {
         true
     }
     fn log(&self, _: &log::Record) {
-        let _ = ASKED.get().map(Lease::check);
+        if ASKED.get().is_some_and(|lease| lease.check().is_err()) {
+            resume_unwind(Box::new("as a log does whose pipe is closed"));
+        }
     }
     fn flush(&self) {}
 }
 
 #[tokio::test]
 async fn a_logger_may_ask_the_fence() {
-    let lease = Shop::new().await.lost_soon().await;
+    let shop = Shop::new().await;
+    let lease = shop.lost_soon().await;
     let lease = ASKED.get_or_init(|| lease);
     log::set_logger(&Asks).unwrap();
     log::set_max_level(log::LevelFilter::Warn);
     assert_eq!(lost(lease.run(pending::<()>()).await), Reason::AtMost);
     assert_eq!(lost(lease.check()), Reason::AtMost);
+    // The answers to others come after that line of the log.
+    let answer = timeout(LONG / 30, shop.fence.lease("order:8").acquire()).await;
+    answer.expect("an answer").unwrap();
 }
 
 /// A caller who gives up ends what hangs, too, and the connection is whole after it.
@@ -229,18 +236,42 @@ async fn errors_are_found_however_deep_they_are_and_told_at_once() {
     }
 }
 
-/// Its callback may panic, and its own runtime may be blocked: the heartbeat has a thread.
+/// Its callback may block and panic, and its own runtime may be blocked: the heartbeat has a thread.
 #[tokio::test(flavor = "current_thread")]
 async fn a_program_that_blocks_and_panics_keeps_its_lease() {
     let shop = Shop::new().await;
     // A panic without a trace, which would take its time from the heartbeat.
-    let panics = |_: &Event| resume_unwind(Box::new("which takes nothing from the lease"));
+    let panics = |event: &Event| {
+        if event.kind == EventKind::Renewed {
+            std::thread::sleep(SHORT * 3);
+        }
+        resume_unwind(Box::new("which takes nothing from the lease"))
+    };
     let fence = shop.fence.clone().on_event(panics);
     let lease = fence.lease("order:7").ttl(SHORT * 2).acquire().await.unwrap();
     std::thread::sleep(SHORT * 3);
     lease.check().unwrap();
     lease.release().await.unwrap();
     fence.close().await;
+}
+
+#[tokio::test]
+async fn a_loss_is_told_while_what_opens_connections_blocks() {
+    let (shop, opened) = (Shop::new().await, AtomicBool::new(false));
+    let fence = Fence::with_opener(move || {
+        if opened.swap(true, Relaxed) {
+            std::thread::sleep(SHORT * 8);
+        }
+        async { Ok(client().await) }
+    });
+    let lease = fence.lease("order:7").ttl(SHORT * 2).acquire().await.unwrap();
+    shop.sql(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+            WHERE datname = current_database() AND pid <> pg_backend_pid()",
+    )
+    .await;
+    let loss = timeout(SHORT * 5, lease.lost()).await.expect("by the deadline");
+    assert_eq!(lost(loss.map_or(Ok(()), Err)), Reason::Deadline);
 }
 
 /// Of both modes, with a key of two columns, and columns of any name.
