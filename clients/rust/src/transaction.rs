@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use std::mem;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use tokio::task::AbortHandle;
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Client, Row, ToStatement, Transaction};
@@ -136,8 +136,8 @@ pub(crate) struct Under {
     cut: Option<AbortHandle>,
     /// Where what hangs can be found: not in a savepoint, for its transaction goes on without it.
     place: Option<Place>,
-    /// A statement is under way; or was dropped where it was.
-    hangs: AtomicBool,
+    /// How many statements are under way, or were dropped where they were.
+    hanging: AtomicUsize,
 }
 
 impl Under {
@@ -171,7 +171,7 @@ impl Under {
             last: None,
             cut: None,
             place: None,
-            hangs: false.into(),
+            hanging: 0.into(),
         }
     }
 
@@ -279,11 +279,11 @@ impl Under {
                 }
             }
         };
-        self.hangs.store(true, Relaxed);
+        self.hanging.fetch_add(1, Relaxed);
         tokio::select! {
             biased;
             done = call => {
-                self.hangs.store(false, Relaxed);
+                self.hanging.fetch_sub(1, Relaxed);
                 let Err(error) = done else { return done };
                 if error.has_state("PF001") || error.has_state("PF004") {
                     self.suspect();
@@ -328,7 +328,7 @@ impl Drop for Under {
         self.touches(false);
         // A caller that gave up a statement, or lost it, is not to be held up by it. It is not
         // known here what a driver's own method does, so the server is asked after each loss.
-        let hangs = *self.hangs.get_mut() || self.loss().is_some();
+        let hangs = *self.hanging.get_mut() > 0 || self.loss().is_some();
         if let (true, Some(place)) = (hangs, self.place) {
             self.heartbeat.cancel(place);
         }

@@ -194,10 +194,12 @@ async fn what_a_loss_has_ended_hangs_no_more() {
     drop((guard, lease));
     let lease = shop.lease().await;
     let guard = lease.guard(&mut client).await.unwrap();
-    assert!(timeout(SHORT / 5, guard.batch_execute(HANG)).await.is_err());
+    // Also if another one, which was sent with it, has ended.
+    let both = async { tokio::join!(guard.batch_execute("SELECT 1"), guard.batch_execute(HANG)) };
+    assert!(timeout(SHORT / 5, both).await.is_err());
     drop((guard, lease));
     // What comes after a savepoint is not cancelled: the caller that began goes on.
-    let lease = shop.lost_soon().await;
+    let lease = timeout(LONG / 30, shop.lost_soon()).await.expect("nothing hangs");
     let mut outer = client.transaction().await.unwrap();
     let guard = lease.guard(&mut outer).await.unwrap();
     lease.lost().await;
