@@ -129,9 +129,11 @@ pub async fn connect(url: &str, tls: impl Tls) -> Result<Connected, Error> {
 /// that one that is silent leaves time for the next.
 pub async fn open(configs: &[Config], tls: impl Tls, limit: Duration) -> Result<Connected, Error> {
     let until = clock::after(limit);
-    let mut all = Vec::new();
-    for config in configs {
-        all.extend(clock::within(clock::left(until), places(config)).await.unwrap_or_default());
+    let (hosts, mut all) = (configs.iter().flat_map(hosts).collect::<Vec<_>>(), Vec::new());
+    for (left, host) in (1..=hosts.len() as u32).rev().zip(hosts) {
+        let found = clock::within(clock::left(until) / left, addresses(&host)).await.flatten();
+        // A name that is not found is left to the driver, which says so.
+        all.extend(found.unwrap_or_else(|| vec![host]));
     }
     if configs.iter().any(|one| one.get_load_balance_hosts() == LoadBalanceHosts::Random) {
         let random = RandomState::new();
@@ -159,11 +161,10 @@ pub async fn open(configs: &[Config], tls: impl Tls, limit: Duration) -> Result<
     Err(Error::NoConnection(tried.join("; "), state.filter(|state| !state.is_empty())))
 }
 
-/// A config for each address that it names.
-async fn places(config: &Config) -> Vec<Config> {
+/// A config for each host that it names. If it names none, the driver says so.
+fn hosts(config: &Config) -> Vec<Config> {
     let (hosts, addresses) = (config.get_hosts(), config.get_hostaddrs());
-    let mut places = Vec::new();
-    for at in 0..hosts.len().max(addresses.len()) {
+    let host = |at| {
         let (mut one, ports) = (without_places(config), config.get_ports());
         let port = ports.get(at).or(ports.first()).copied().unwrap_or(USUAL_PORT);
         match (one.port(port), hosts.get(at)) {
@@ -171,17 +172,23 @@ async fn places(config: &Config) -> Vec<Config> {
             (one, Some(Host::Unix(path))) => one.host_path(path),
             (one, None) => one,
         };
-        match (addresses.get(at), hosts.get(at)) {
-            (Some(address), _) => places.push(one.hostaddr(*address).clone()),
-            // One that is not found is left to the driver, which says so.
-            (None, Some(Host::Tcp(name))) => match lookup_host((name.as_str(), port)).await {
-                Ok(found) => places.extend(found.map(|at| one.clone().hostaddr(at.ip()).clone())),
-                Err(_) => places.push(one),
-            },
-            _ => places.push(one),
-        }
-    }
-    places
+        addresses.get(at).map(|address| one.hostaddr(*address));
+        one
+    };
+    (0..hosts.len().max(addresses.len()).max(1)).map(host).collect()
+}
+
+/// A config for each address of its host. None: it is not to be looked for, or is not found.
+async fn addresses(host: &Config) -> Option<Vec<Config>> {
+    let (None, [Host::Tcp(name)]) = (host.get_hostaddrs().first(), host.get_hosts()) else {
+        return None;
+    };
+    let found = lookup_host((name.as_str(), port(host))).await.ok()?;
+    Some(found.map(|at| host.clone().hostaddr(at.ip()).clone()).collect())
+}
+
+fn port(config: &Config) -> u16 {
+    config.get_ports().first().copied().unwrap_or(USUAL_PORT)
 }
 
 /// The driver has no other way to leave them out.
@@ -205,7 +212,7 @@ fn without_places(config: &Config) -> Config {
 
 /// As it is said to people.
 fn place(config: &Config) -> String {
-    let port = config.get_ports().first().copied().unwrap_or(USUAL_PORT);
+    let port = port(config);
     let user = config.get_user().unwrap_or_default();
     let address = config.get_hostaddrs().first().map(ToString::to_string);
     let at = match (config.get_hosts().first(), address) {

@@ -39,7 +39,7 @@ pub enum Error {
     NotGranted { role: String, message: String },
     /// No server could be connected to in time, and nothing was sent: which ones, and what came of
     /// each try. The SQLSTATE is there if each of them was refused: by a server, or by the driver,
-    /// which has no code for a password that is missing (28P01) or for TLS (28000).
+    /// which has no code for a password that is missing (28P01), or for a host or TLS (28000).
     NoConnection(String, Option<String>),
     /// The server has not answered in time. `in_doubt`: a grant may be there. It is released in the
     /// background unless the caller has named the holder, and ends at its ttl at the latest.
@@ -270,6 +270,7 @@ pub(crate) fn refused_by_driver(error: &(dyn StdError + 'static)) -> Option<Stri
     let code = match &*said {
         // A server that asks for a password will ask again.
         "password missing" => "28P01",
+        "both host and hostaddr are missing" => "28000",
         said if is_of_tls && (said.contains(" TLS") || said.contains("certificate")) => "28000",
         _ => return None,
     };

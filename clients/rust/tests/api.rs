@@ -229,6 +229,7 @@ async fn errors_are_found_however_deep_they_are_and_told_at_once() {
     for (words, fence) in [
         ("TLS", Fence::at([config(|config| config.ssl_mode(SslMode::Require))], NoTls)),
         ("does not exist", Fence::at([config(|config| config.dbname("nowhere"))], NoTls)),
+        ("no host, as user", Fence::new("dbname=shop").unwrap()),
         ("no secret", Fence::with_opener(|| async { Err(Error::other("no secret")) })),
     ] {
         let stop = CancellationToken::new();

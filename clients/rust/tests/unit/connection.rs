@@ -9,7 +9,7 @@ async fn servers_are_tried_one_by_one_with_all_that_was_said() {
                 target_session_attrs=read-write channel_binding=require tcp_user_timeout=4 \
                 keepalives_idle=5 keepalives_interval=6 keepalives_retries=7 sslnegotiation=direct";
     let all: Config = said.parse().unwrap();
-    let servers = places(&all).await;
+    let servers = hosts(&all);
     assert_eq!(place(&servers[0]), "\"a\" (10.0.0.1), port 1, as user \"me\"");
     assert_eq!(place(&servers[1]), "socket \"/tmp/.s.PGSQL.2\" as user \"me\"");
     // Nothing was lost on the way.
