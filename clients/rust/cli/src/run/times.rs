@@ -43,7 +43,7 @@ impl Times {
     /// The client's deadline is a fiftieth of the ttl earlier.
     pub fn attempt(&self) -> Duration {
         let beat = self.ttl / BEATS_PER_TTL;
-        (self.ttl * 49 / 50 - self.reserve - self.grace - beat) / 2
+        (self.ttl / 50 * 49 - self.reserve - self.grace - beat) / 2
     }
 
     /// When to send TERM, where nothing has been renewed.
@@ -77,7 +77,7 @@ mod tests {
 
     #[test]
     fn the_command_has_ended_by_the_deadline_and_not_before_a_renewal_may_fail() {
-        for ttl in [ms(300), ms(3_000), ms(30_000), ms(3_600_000)] {
+        for ttl in [ms(300), ms(3_000), ms(30_000), ms(3_600_000), Duration::MAX / 2] {
             let times = Times::new(ttl, None).unwrap();
             let deadline = Moment::now() + ttl;
             assert!(times.kill_at(deadline) < deadline);
