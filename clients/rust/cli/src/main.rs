@@ -13,7 +13,9 @@ mod views;
 use arguments::{Arguments, Command};
 use clap::{CommandFactory, Parser};
 use failure::{Failure, Result, status};
+use nix::poll::{PollFd, PollFlags, poll};
 use std::io::{Write, stderr, stdout};
+use std::os::fd::AsFd;
 use std::process::ExitCode;
 
 /// The first argument of the process that keeps the lease of a run, before all others of that run.
@@ -77,7 +79,28 @@ fn print(text: &str) -> Result<u8> {
     }
 }
 
-/// A line for people. A terminal that is gone is no reason to stop.
+/// A line for people. A terminal that is gone is no reason to stop, nor is a pipe that nobody reads.
 fn say(text: &str) {
-    let _ = writeln!(stderr(), "pg_fence: {text}");
+    say_to(stderr(), text);
+}
+
+fn say_to(mut out: impl Write + AsFd, text: &str) {
+    let line = format!("pg_fence: {text}\n");
+    // A pipe that takes anything takes a line. The reader may be a little late.
+    let ready = poll(&mut [PollFd::new(out.as_fd(), PollFlags::POLLOUT)], 20u8);
+    if ready != Ok(0) {
+        let _ = out.write_all(line.as_bytes());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pipe_that_nobody_reads_holds_up_nothing() {
+        let (_reader, mut writer) = std::io::pipe().unwrap();
+        writer.write_all(&[0; 1 << 16]).unwrap();
+        say_to(writer, "the command takes longer than --at-most: it is ended");
+    }
 }
