@@ -266,7 +266,9 @@ class Guard<Tx> {
       }
     }
     if (state === "PF001" || state === "PF004") of.heartbeat.suspect(of.holdings);
-    const told = stage === "work" ? toldOfWork(error) : toldOfCall(error, transaction.role);
+    // A deferred trigger or constraint of the program's fails at the commit.
+    const isOurs = stage === "begin" || stage === "end";
+    const told = isOurs ? toldOfCall(error, transaction.role) : toldOfWork(error);
     // NULL from lease_adopt: an older number is guarded. PF004 from it: another holder has adopted
     // this number.
     const isTaken = stage === "begin" && of.adopted && (state === "22004" || state === "PF004");

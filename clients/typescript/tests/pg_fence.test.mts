@@ -206,6 +206,16 @@ test("a session that ends is no loss, and leaves the pool as it was", async () =
   assert.equal(await errorOf(() => lease.guard(on, () => Promise.reject(other))), other);
 });
 
+test("an error of the program's own at the commit is left as it is", async (t) => {
+  await admin.query(`
+    CREATE FUNCTION fails() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM nothing(); END';
+    CREATE CONSTRAINT TRIGGER late AFTER UPDATE ON orders DEFERRABLE INITIALLY DEFERRED
+      FOR EACH ROW EXECUTE FUNCTION fails()`);
+  t.after(() => admin.query("DROP FUNCTION fails CASCADE"));
+  await using lease = await fence.lease("order:7", LONG);
+  assert.equal((await errorOf(() => lease.guard(on, (tx) => run(tx, PAY)))).code, "42883");
+});
+
 test("a loss ends work that hangs, and aborts the signal", async () => {
   const lost = await errorOf(() =>
     fence.lease("order:7", { ttl: { seconds: 6 } }, async (lease) => {
