@@ -86,18 +86,18 @@ class PgTransaction extends Transaction<pg.ClientBase> {
 
   async begin(): Promise<pg.ClientBase> {
     const client = await this.until(() => this.#connected());
-    this.#client = client;
     const status = client.getTransactionStatus();
     if (status === null) {
       const takes = "a connected client of pg 8.21 or newer, and not its native bindings";
       throw new TypeError(`a guard takes ${takes}`);
     }
+    this.#client = client;
     [this.role, this.session] = [innerOf(client).user, innerOf(client).processID];
     this.isInner = status !== "I";
     await this.#run(this.isInner ? "SAVEPOINT pg_fence" : "BEGIN").catch((error) => {
       // It may have ended before we listened.
       if (sessionEnded(error)) this.breaks(error);
-      throw error;
+      this.refused(error);
     });
     return client;
   }

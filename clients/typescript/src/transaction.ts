@@ -20,6 +20,7 @@ export abstract class Transaction<Tx> {
   /** The cause that ended its session, as far as it can be seen: an ORM shows no connection. */
   broken: unknown;
   readonly showsEnd: boolean = true;
+  #isRefused = false;
   #tell: (error: unknown) => void = () => {};
   readonly #breaks = new Promise<never>((_, reject) => (this.#tell = reject));
 
@@ -29,6 +30,12 @@ export abstract class Transaction<Tx> {
 
   /** Returns what the work is done with. */
   abstract begin(): Promise<Tx>;
+  /** The statement that begins it has failed. If the server says so, there is nothing to roll back:
+   * in a transaction that has failed, the savepoint of that name is another guard's. */
+  protected refused(error: unknown): never {
+    this.#isRefused = sqlstateOf(error) !== "";
+    throw error;
+  }
   /** Runs a statement, and returns the number of its rows. */
   abstract count(statement: Counted): Promise<number>;
   abstract commit(): Promise<unknown>;
@@ -68,7 +75,7 @@ export abstract class Transaction<Tx> {
 
   /** A connection on which that fails, or takes too long, ends. */
   async rollback(late: () => void): Promise<void> {
-    if (this.broken !== undefined) return;
+    if (this.broken !== undefined || this.#isRefused) return;
     const undone = within(PATIENCE, this.undo(), late);
     await undone.catch(() => this.cut("it could not be rolled back"));
   }
@@ -87,7 +94,7 @@ export class OpenTransaction extends Transaction<undefined> {
   }
 
   async begin(): Promise<undefined> {
-    await this.#run("SAVEPOINT pg_fence");
+    await this.#run("SAVEPOINT pg_fence").catch((error) => this.refused(error));
   }
 
   async count({ from, values }: Counted): Promise<number> {

@@ -206,6 +206,18 @@ test("a session that ends is no loss, and leaves the pool as it was", async () =
   assert.equal(await errorOf(() => lease.guard(on, () => Promise.reject(other))), other);
 });
 
+test("a connection that a guard cannot begin on is left as it was", { skip: !ON_PG }, async () => {
+  await using lease = await fence.lease("order:7", LONG);
+  const client = new pg.Client(URL);
+  await assert.rejects(() => lease.guard(client, async () => {}), /^TypeError: .* connected/);
+  await client.connect();
+  await client.query("BEGIN; SAVEPOINT pg_fence");
+  await errorOf(() => client.query("SELECT 1/0"));
+  assert.equal((await errorOf(() => lease.guard(client, async () => {}))).code, "25P02");
+  assert.equal(client.getTransactionStatus(), "E");
+  await client.end();
+});
+
 test("an error of the program's own at the commit is left as it is", async (t) => {
   await admin.query(`
     CREATE FUNCTION fails() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM nothing(); END';
