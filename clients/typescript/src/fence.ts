@@ -316,7 +316,7 @@ export class Fence<On, Tx> {
     for (;;) {
       for (const effect of effects) {
         if ("log" in effect) warn(`${name} ${effect.log}, and it is tried again: ${failure}`);
-        else if ("event" in effect) this.#heartbeat.tell(interrupted);
+        else if ("event" in effect) void this.#heartbeat.tell(interrupted);
         else if (effect.lead === "end") throw failure;
         else if (effect.lead === "pause") {
           await sleep(effect.pause, undefined, stop && { signal: stop }).catch(() => {});

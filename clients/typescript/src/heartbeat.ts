@@ -173,11 +173,12 @@ export class Heartbeat {
     this.#toTell.push(() => this.tell(event));
   }
 
-  tell(event: LeaseEvent): void {
+  /** The handler may be asynchronous, and may throw what is no Error. */
+  async tell(event: LeaseEvent): Promise<void> {
     try {
-      this.onEvent?.(event);
+      await this.onEvent?.(event);
     } catch (error) {
-      warn(`onEvent failed: ${error}`);
+      warn(`onEvent failed: ${String(error)}`);
     }
   }
 

@@ -269,6 +269,16 @@ test("events are told in their order, to a handler that may fail", async () => {
   assert.equal(events.join(), "acquired,lostgone,interrupted,acquired,released");
 });
 
+test("a handler may be asynchronous, and fail by no Error", async () => {
+  const symbol = () => {
+    throw Symbol("odd");
+  };
+  for (const onEvent of [symbol, () => Promise.reject(new Error("late"))]) {
+    await using watched = new Fence(on, { onEvent });
+    assert.equal(await watched.lease("job", LONG, async () => 7), 7);
+  }
+});
+
 test("a process does not end while it waits for a loss", async () => {
   const module = import.meta.resolve(ON_PG ? "pg_fence/pg" : "pg_fence/postgres");
   const program = `
