@@ -61,15 +61,20 @@ interface Inner extends Pick<pg.Client, "user" | "end"> {
 const innerOf = (client: pg.ClientBase) => client as unknown as Inner;
 /** Columns as the server writes them, whatever the program makes of them. */
 const types = { getTypeParser: () => String } as unknown as pg.CustomTypesConfig;
+/** The longest timer: each call has its own limit, and one that waits takes longer than any of the
+ * program's. */
+const query_timeout = 2 ** 31 - 1;
 
 function sessionOn(client: pg.ClientBase, ended: () => void): Session {
   client.on("error", ended).on("end", ended);
+  // A client of a pool has its place there until it is given back.
+  client.once("end", () => (client as Partial<pg.PoolClient>).release?.(true));
   const inner = innerOf(client);
   return {
     role: inner.user,
     async rows([text, ...values]) {
       inner.unref();
-      const query = { text, values, rowMode: "array", types } as const;
+      const query = { text, values, rowMode: "array", types, query_timeout } as const;
       return (await client.query<(string | null)[]>(query)).rows;
     },
     end: () => inner.end(),

@@ -127,6 +127,20 @@ test("what a fence is made from", async () => {
   });
 });
 
+test("a function may give a pool's clients, and a query_timeout ends no wait", async (t) => {
+  if (!ON_PG) return t.skip();
+  const small = new pg.Pool({ connectionString: URL, max: 2, query_timeout: 500 });
+  t.after(() => small.end());
+  await using _ = await fence.lease("order:7", LONG);
+  await using made = new Fence(() => small.connect());
+  for (let round = 0; round < 3; round++) await made.lease("job", {}, async () => {});
+  const wait = { seconds: 1 };
+  await assert.rejects(made.lease("order:7", { wait }), /^LeaseTaken/);
+  const cut = `SELECT pg_terminate_backend(pid, 1000) FROM ${SESSIONS} AND query ~ 'lease_'`;
+  for (let round = 0; round < 3; round++)
+    await made.lease("job", {}, () => value(cut).then(() => sleep(50)));
+});
+
 test("what is not acquired says why, at once if no other try could open a connection", async (t) => {
   await admin.query("CREATE ROLE nobody_else LOGIN");
   t.after(() => admin.query("DROP ROLE nobody_else"));
