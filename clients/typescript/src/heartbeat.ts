@@ -1,4 +1,5 @@
 import { setMaxListeners } from "node:events";
+import { types } from "node:util";
 import { Connection, within, type Opener, type Row } from "./connection.js";
 import { codeOfOpening, LeaseLost, sessionEnded, sqlstateOf } from "./errors.js";
 import { toldOfAcquire, type Left, type Reason } from "./errors.js";
@@ -231,8 +232,9 @@ export class Heartbeat {
     } catch (error) {
       const word =
         sqlstateOf(error) || (on.isEnded || sessionEnded(error) ? "ended" : "unreadable");
-      const isThrown = error instanceof Error;
-      const code = isThrown ? (isOpen ? word : codeOfOpening(error)) : "panicked";
+      // In Jest and node:vm, errors of Node.js are none of the program's own Error.
+      const isError = error instanceof Error || types.isNativeError(error);
+      const code = isError ? (isOpen ? word : codeOfOpening(error)) : "panicked";
       this.#lastError = error;
       if (holding) [holding.cause, holding.role] = [error, on.role];
       input = (states) => states.failed(number, code, on.isEnded);

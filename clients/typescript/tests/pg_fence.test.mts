@@ -141,6 +141,22 @@ test("a function may give a pool's clients, and a query_timeout ends no wait", a
     await made.lease("job", {}, () => value(cut).then(() => sleep(50)));
 });
 
+test("an outage is one, too, if its error is none of this realm", async (t) => {
+  if (!ON_PG) return t.skip();
+  let opened = 0;
+  const refused = "Object.assign(new Error(), { code: 'ECONNREFUSED', syscall: 'connect' })";
+  await using made = new Fence(async () => {
+    if (++opened === 2) throw runInNewContext(refused);
+    return new pg.Client(URL).connect();
+  });
+  await made.lease("job", { ttl: { seconds: 1 } }, async (lease) => {
+    await value(`SELECT pg_terminate_backend(pid, 1000) FROM ${SESSIONS} AND query ~ 'lease_'`);
+    await sleep(1500);
+    lease.check();
+  });
+  assert.ok(opened > 2);
+});
+
 test("what is not acquired says why, at once if no other try could open a connection", async (t) => {
   await admin.query("CREATE ROLE nobody_else LOGIN");
   t.after(() => admin.query("DROP ROLE nobody_else"));
