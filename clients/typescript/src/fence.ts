@@ -1,4 +1,5 @@
 import { hostname } from "node:os";
+import { inspect } from "node:util";
 import { randomUUID } from "node:crypto";
 import { setTimeout as sleep } from "node:timers/promises";
 import { isSettings, type Opener } from "./connection.js";
@@ -97,7 +98,7 @@ function askedFor(names: string | readonly string[], options: LeaseOptions) {
   const named = options.holder !== undefined;
   const ttl = Math.floor(msOf("ttl", options.ttl ?? { seconds: 30 }));
   const wait = msOf("wait", options.wait ?? { seconds: 0 });
-  const atMost = options.atMost && msOf("atMost", options.atMost);
+  const atMost = options.atMost == null ? undefined : msOf("atMost", options.atMost);
   const metadata = options.metadata == null ? null : JSON.stringify(options.metadata);
   if (metadata === undefined) {
     throw new TypeError(`metadata has no JSON: ${String(options.metadata)}`);
@@ -253,10 +254,11 @@ export class Fence<On, Tx> {
     work?: (lease: Lease<On, Tx>) => PromiseLike<unknown>,
   ): Promise<unknown> {
     const { ttl, atMost } = askedFor(table, options);
-    if (!isSettings(key) || Object.keys(key).length === 0) {
-      throw new TypeError(`a key is columns and their values, as { id: 7 }: not ${String(key)}`);
+    const values: readonly unknown[] = isSettings(key) ? Object.values(key) : [];
+    if (values.length === 0 || !values.every((one) => /string|number|bigint/.test(typeof one))) {
+      throw new TypeError(`a key is columns and their values, as { id: 7 }: not ${inspect(key)}`);
     }
-    const names = [JSON.stringify(Object.values(key).map(String))];
+    const names = [JSON.stringify(values.map(String))];
     const of = tableOf(table, key, options.fence, options.deadline);
     const ask = { names, ttl, atMost, table: of, token: numberOf(token) };
     return this.#during(await this.#heartbeat.acquire(ask, options.signal), work);
@@ -275,7 +277,7 @@ export class Fence<On, Tx> {
     work: () => PromiseLike<T>,
     options?: GuardOptions,
   ): Promise<T>;
-  guard<T>(
+  async guard<T>(
     on: On & Query,
     leases: readonly Lease<On, Tx>[],
     work: (tx: Tx) => PromiseLike<T>,
@@ -283,7 +285,7 @@ export class Fence<On, Tx> {
   ): Promise<T> {
     const holdings = leases.map(holdingOf);
     if (!leases.every((lease) => isLeaseOf(lease, this.#heartbeat)))
-      return Promise.reject(new TypeError("a guard takes leases of its own fence"));
+      throw new TypeError("a guard takes leases of its own fence");
     return guardOf(this.#driver, this.#heartbeat, [...leases], holdings)(on, work, options);
   }
 
@@ -377,7 +379,7 @@ function guardOf<On, Tx>(
     const isQuery = typeof on === "function" && !("unsafe" in on);
     const begins =
       driver.transaction(on) ?? (isQuery ? () => new OpenTransaction(on as Query) : undefined);
-    const { release = false } = options;
+    const release = checked("release", options.release ?? false, "boolean");
     const under: Under = { heartbeat, leases, holdings, adopted, release };
     if (begins) return guarded<Tx | undefined, T>(under, begins, work as Work<T>);
     const takes = `${driver.takes}, or a function that runs a query in an open transaction`;

@@ -30,9 +30,11 @@ export class Fence extends fence.Fence<On, TransactionSql> {
   }
 }
 
-/** Bun's own SQL has most of its methods, but shows no connection that could be broken off. */
+/** Bun's own SQL has most of its methods, but shows no connection that could be broken off. What
+ * `sql.reserve` gave begins no transaction. */
 function isOfPostgres(one: unknown): one is On {
-  return "typed" in Object(one);
+  const [all, begins] = [Object(one), ["begin", "savepoint"]];
+  return "typed" in all && begins.some((verb) => verb in all);
 }
 
 function opener(source: Source): Opener {

@@ -92,6 +92,8 @@ test("what is shown are the verbs, and nothing internal", () => {
 
 test("the types are strict, and what is wrong is named", async () => {
   const began = () => assert.fail("it began");
+  // As sql.reserve gives it.
+  const reserved = Object.assign(async () => [], { unsafe() {}, typed() {}, release() {} });
   const wrong: [RegExp, () => unknown][] = [
     [/^TypeError: the name/, () => fence.lease(7 as any)],
     [/^TypeError: a token/, async () => fence.adopted("job", 2 ** 60)],
@@ -101,13 +103,23 @@ test("the types are strict, and what is wrong is named", async () => {
     [/^TypeError: a guard takes a lease/, () => fence.guard(on, [], began)],
     [/^TypeError: a guard takes/, () => fence.adopted("a", 1).guard(fence as any, began)],
     [/^TypeError: a key/, () => fence.keepRow("runs", 1 as any, 1)],
+    [/^TypeError: a key.*null/, () => fence.keepRow("runs", { part: null, id: 1 } as any, 1)],
+    [/^TypeError: release/, () => fence.adopted("a", 1).guard(on, began, { release: "no" } as any)],
+    [/^TypeError: a guard takes/, () => fence.adopted("a", 1).guard(reserved as any, began)],
     [/own fence/, () => new Fence(URL).lease("x", {}, (x) => fence.guard(on, [x], began))],
     [/relation "nowhere" does not exist/, () => fence.keepRow("nowhere", { id: 1 }, 1)],
     [/^Refused: .* bigint: "a"/, () => fence.keepRow("runs", { part: "a", id: "a" }, 1)],
   ];
   for (const [error, call] of wrong) await assert.rejects(call as any, error);
   const paste = { shared: "false,1); CREATE TABLE pasted ()" };
-  for (const one of [{ holder: 7 }, { metadata() {} }, { ttl: 30 }, { ttl: { second: 1 } }, paste])
+  for (const one of [
+    { holder: 7 },
+    { metadata() {} },
+    { ttl: 30 },
+    { ttl: { second: 1 } },
+    { atMost: NaN },
+    paste,
+  ])
     await assert.rejects(() => fence.lease("a", one as any), TypeError);
   const sqlOfBun = Object.assign(async () => [], { unsafe() {}, options: {} });
   for (const source of [7, null, admin, fence, new Date(), sqlOfBun]) {
