@@ -92,6 +92,7 @@ export class Heartbeat {
   readonly #connections = new Map<number, Connection>();
   readonly #ending = new Set<Promise<void>>();
   #lastId = 0;
+  /** Of the call that the input is about; one that had no answer has none. */
   #lastError: unknown;
   #timer: NodeJS.Timeout | undefined;
   /** Events and answers, which are told in their order, after the effects were carried out. */
@@ -114,6 +115,7 @@ export class Heartbeat {
     const at = clock();
     const effects = this.#states.step(at, () => decide(this.#states), answered);
     for (const effect of effects) this.#carryOut(effect);
+    this.#lastError = undefined;
     this.#plan(at);
     this.#tellAll();
   }
@@ -191,7 +193,7 @@ export class Heartbeat {
 
   #log({ log, key = "", code, reason }: LogEffect): void {
     if (log === "not renewed") {
-      return warn(`leases are not renewed, and it is tried again: ${this.#lastError}`);
+      return warn(`leases are not renewed, and it is tried again: ${this.#lastError ?? code}`);
     }
     if (log === "not acquired") {
       const cause = this.#holdings.get(key)?.cause ?? code;

@@ -169,6 +169,21 @@ test("an outage is one, too, if its error is none of this realm", async (t) => {
   assert.ok(opened > 2);
 });
 
+test("a renewal without an answer is logged as that", async (t) => {
+  if (!ON_PG) return t.skip();
+  const open = async () => {
+    const client: any = await new pg.Client(URL).connect();
+    const query = client.query.bind(client);
+    client.query = (one: any) =>
+      one.text.includes("lease_keep") ? new Promise(() => {}) : query(one);
+    return client;
+  };
+  await using made = new Fence(open);
+  await using _ = await made.lease("job", { ttl: { milliseconds: 900 } });
+  const [{ message }] = await once(process, "warning");
+  assert.match(message, /tried again: no answer$/);
+});
+
 test("what is not acquired says why, at once if no other try could open a connection", async (t) => {
   await admin.query("CREATE ROLE nobody_else LOGIN");
   t.after(() => admin.query("DROP ROLE nobody_else"));
