@@ -58,7 +58,7 @@ export class Statements {
   }
 
   #named(text: string): string {
-    return text.replaceAll("lease_", () => `${this.#prefix}lease_`);
+    return text.replaceAll(/\blease_/g, () => `${this.#prefix}lease_`);
   }
 
   /** What a call sends; an acquire, what is asked for. */

@@ -245,6 +245,10 @@ test("a row that was claimed is kept, written under its lease, and given up", as
   const other = await fence.keepRow("public.runs", key, await value(claim), LONG);
   await other.release();
   assert.ok(!other.held && (await value(givenUp)));
+  await using named = new Fence(on, { schema: "public" });
+  const mine = await named.keepRow("runs", key, await value(claim), LONG);
+  await mine.guard(on, async () => {}, { release: true });
+  assert.ok(await value(givenUp));
 });
 
 test("a session that ends is no loss, and leaves the pool as it was", async () => {
