@@ -106,6 +106,7 @@ export class OpenTransaction extends Transaction<undefined> {
     const { rows } = Object(result) as { rows?: unknown };
     const [count, session] = Object.values(Object([rows ?? result].flat(2)[0]));
     this.session = session;
+    if (count === undefined) throw new TypeError("the function returns no rows of its query");
     return Number(count);
   }
 

@@ -106,6 +106,7 @@ test("the types are strict, and what is wrong is named", async () => {
     [/^TypeError: a key.*null/, () => fence.keepRow("runs", { part: null, id: 1 } as any, 1)],
     [/^TypeError: release/, () => fence.adopted("a", 1).guard(on, began, { release: "no" } as any)],
     [/^TypeError: a guard takes/, () => fence.adopted("a", 1).guard(reserved as any, began)],
+    [/^TypeError: .* no rows/, () => fence.adopted("a", 1).guard(async () => {}, began)],
     [/own fence/, () => new Fence(URL).lease("x", {}, (x) => fence.guard(on, [x], began))],
     [/relation "nowhere" does not exist/, () => fence.keepRow("nowhere", { id: 1 }, 1)],
     [/^Refused: .* bigint: "a"/, () => fence.keepRow("runs", { part: "a", id: "a" }, 1)],
