@@ -83,6 +83,8 @@ async function opened(
     // Options that were read once are not read again, so these are in their inner form.
     ...{ max: 1, prepare: false, fetch_types: false, idle_timeout: null, max_lifetime: null },
     ...{ parameters: {}, onnotice() {}, connect_timeout: limit / 1000 },
+    // With more hosts it would try again instead of telling that this one refuses.
+    ...{ host: [host], port: [port] },
     // The driver shows no other way to a socket of its own.
     socket: async () => (socket = (await opens(options)).unref()),
     transform: { undefined: undefined, column: {}, value: {}, row: {} },
