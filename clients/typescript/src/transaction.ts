@@ -262,9 +262,9 @@ class Guard<Tx> {
   async #told(error: unknown): Promise<unknown> {
     const { transaction, stage, of } = this;
     const state = sqlstateOf(error);
+    // The error of a statement comes before its socket is closed, by which postgres tells the end.
+    await sleep(1);
     if (!(error instanceof FenceError) && sessionEnded(error)) {
-      // Some drivers tell the end of the connection a moment later.
-      await new Promise(setImmediate);
       // A connection of something else may have broken: that is the work's own business.
       if (state !== "" || transaction.broken !== undefined || !transaction.showsEnd) {
         const lost = this.#held.find(({ isLost }) => isLost);

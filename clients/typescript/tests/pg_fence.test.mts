@@ -266,6 +266,17 @@ test("a session that ends is no loss, and leaves the pool as it was", async () =
   );
   assert.ok(error instanceof TransactionLost && !error.inDoubt && lease.held, String(error));
   for (let round = 0; round < 4; round++) await lease.guard(on, (tx) => run(tx, PAY));
+  // The statement meets the end by itself, mostly as an ECONNRESET.
+  for (let round = 0; round < 5; round++) {
+    const ends = async (tx: any) => {
+      await admin.query(`SELECT pg_terminate_backend((${backend}))`);
+      await run(tx, PAY);
+    };
+    const lost = await errorOf(() => lease.guard(on, ends));
+    assert.ok(lost instanceof TransactionLost, String(lost));
+  }
+  const each = Array.from({ length: 6 }, () => errorOf(() => lease.guard(on, assert.fail)));
+  assert.notEqual(await Promise.race([Promise.all(each), sleep(5000)]), undefined, "it hangs");
   const other = Object.assign(new Error("reset"), { code: "ECONNRESET", syscall: "read" });
   assert.equal(await errorOf(() => lease.guard(on, () => Promise.reject(other))), other);
 });
