@@ -124,7 +124,7 @@ function askedFor(names: string | readonly string[], options: LeaseOptions) {
 export interface Guard<On, Tx> {
   /** `on` is a pool, or a connection, whose open transaction it is, if there is one. */
   <T>(on: On, work: (tx: Tx) => PromiseLike<T>, options?: GuardOptions): Promise<T>;
-  /** `query` runs a query in the open transaction of an ORM. */
+  /** `query` runs a query in the open transaction of an ORM, and returns its rows. */
   <T>(query: Query, work: () => PromiseLike<T>, options?: GuardOptions): Promise<T>;
 }
 

@@ -10,7 +10,8 @@ import { FAILED, Transaction } from "./transaction.js";
 export * from "./index.js";
 
 /** Where connections come from: a connection string or URL, settings of a client, a pool, for its
- * settings, or a function that opens a connection. */
+ * settings, or a function that opens a connection, or takes one from a pool, which gets it back
+ * ended. */
 export type Source = string | URL | pg.ClientConfig | pg.Pool | (() => PromiseLike<pg.ClientBase>);
 export type On = pg.Pool | pg.ClientBase;
 export type Lease = fence.Lease<On, pg.ClientBase>;

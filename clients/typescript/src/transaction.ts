@@ -81,7 +81,7 @@ export abstract class Transaction<Tx> {
   }
 }
 
-/** Runs a query in an open transaction of an ORM's. */
+/** Runs a query in an open transaction of an ORM's, and returns what that returned. */
 export type Query = (sql: string) => PromiseLike<unknown>;
 
 /** That transaction, of which we see no more than its queries. ORMs differ in how they take
