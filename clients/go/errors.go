@@ -44,13 +44,13 @@ type Reason string
 
 // The reasons of a loss.
 const (
-	ReasonDeadline Reason = "deadline" // it could not be renewed in time
-	ReasonGone     Reason = "gone"     // the server says so: taken over, revoked, expired
-	ReasonRefused  Reason = "refused"  // the server will never renew it for this caller
-	ReasonSession  Reason = "session"  // the connection of a session lease has ended
-	ReasonKeeper   Reason = "keeper"   // what kept it has died
-	ReasonAtMost   Reason = "at_most"  // it was to be held no longer
-	ReasonReleased Reason = "released" // its holder gave it back
+	ReasonDeadline  Reason = "deadline"  // it could not be renewed in time
+	ReasonGone      Reason = "gone"      // the server says so: taken over, revoked, expired
+	ReasonRefused   Reason = "refused"   // the server will never renew it for this caller
+	ReasonSession   Reason = "session"   // the connection of a session lease has ended
+	ReasonHeartbeat Reason = "heartbeat" // the heartbeat has failed
+	ReasonAtMost    Reason = "at_most"   // it was to be held no longer
+	ReasonReleased  Reason = "released"  // its holder gave it back
 )
 
 // Error is whatever pg_fence and its client refuse or tell. Ask for its kind by errors.Is(err,

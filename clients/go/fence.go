@@ -234,7 +234,7 @@ func causeOf(err error) string {
 	case sessionEnded(err):
 		return "ConnectionLost"
 	case passes(state):
-		return "passing"
+		return "transient"
 	}
 	return "own"
 }

@@ -222,11 +222,11 @@ func (h *heartbeat) tells(event Event) {
 
 // send has a call be sent by a goroutine of its own. The statement is made under the lock.
 func (h *heartbeat) send(e effect) {
-	c := h.connections[e.On]
+	c := h.connections[e.Connection]
 	if e.Open {
-		c = &connection{number: e.On}
+		c = &connection{number: e.Connection}
 		c.open, c.end = context.WithCancel(context.Background())
-		h.connections[e.On] = c
+		h.connections[e.Connection] = c
 	}
 	a := h.acquires[e.For]
 	if a == nil {

@@ -23,15 +23,15 @@ const (
 
 // effect is what the shell carries out. The fields that are set say of which kind it is.
 type effect struct {
-	// Call is the number of a statement to be sent On a connection, which is to be opened before; it
+	// Call is the number of a statement to be sent on a Connection, which is to be opened before; it
 	// may be For an acquire, or confirm what that has got.
-	Call, On       int
-	Open           bool
-	Do, For, Table string
-	Names          []string
-	Tokens         []int64
-	Wait, Limit    int64
-	Reclaim        bool
+	Call, Connection int
+	Open             bool
+	Do, For, Table   string
+	Names            []string
+	Tokens           []int64
+	Wait, Limit      int64
+	Reclaim          bool
 	// Cut and HangUp end a connection: at once, whatever hangs in it; or as it should be.
 	Cut, HangUp int
 	// Event is acquired, renewed, lost or released, of the lease Key.
@@ -376,7 +376,7 @@ func (s *leaseStates) failed(number int, code string, broken bool) {
 }
 
 func (s *leaseStates) disconnected(on int) {
-	if c := find(s.calls, func(c *call) bool { return c.On == on }); c != nil {
+	if c := find(s.calls, func(c *call) bool { return c.Connection == on }); c != nil {
 		s.callFailed(c, "ended", true)
 	} else if of := find(s.links, func(l *link) bool { return l.number == on }); of != nil {
 		s.leave(of)
@@ -386,7 +386,7 @@ func (s *leaseStates) disconnected(on int) {
 func (s *leaseStates) died() {
 	for _, l := range s.leases {
 		if l.holds() {
-			s.lose(l, ReasonKeeper, l.names)
+			s.lose(l, ReasonHeartbeat, l.names)
 		}
 	}
 }
@@ -620,7 +620,7 @@ func (s *leaseStates) start(c *call, by *caller) {
 		s.links = append(s.links, by.link)
 		c.Open, c.until = true, s.now+max(c.Limit, shortestOpening)
 	}
-	c.link, c.On, by.link.isBusy = by.link, by.link.number, true
+	c.link, c.Connection, by.link.isBusy = by.link, by.link.number, true
 	s.calls = append(s.calls, c)
 	s.effects = append(s.effects, c.effect)
 }
@@ -736,7 +736,7 @@ func (s *leaseStates) callFailed(c *call, code string, isBroken bool) {
 	// A second error in a row: another connection.
 	isUseless := c.Open || isBroken || isOfConnection(code) || code == "panicked" || c.link.errors > 1
 	if isUseless || c.link.owner.link != c.link {
-		s.effects = append(s.effects, effect{Cut: c.On})
+		s.effects = append(s.effects, effect{Cut: c.Connection})
 		s.leave(c.link)
 	}
 	switch of := c.of.(type) {
@@ -1265,7 +1265,7 @@ func (d *leadState) workDone() []effect { return d.end("") }
 // tells no event.
 func (d *leadState) failed(now int64, cause string, isLost bool) (effects []effect) {
 	goesOn := []string{"LeaseLost", "LeaseTaken", "TransactionLost", "ConnectionLost", "NoAnswer",
-		"NoConnection", "passing"}
+		"NoConnection", "transient"}
 	switch isOver := !isLost && !slices.Contains(goesOn, cause); {
 	case isOver && d.isLeading:
 		return d.end("work failed")

@@ -16,7 +16,7 @@ import (
 
 type vector struct {
 	Name   string
-	Spread int64
+	Jitter int64
 	Steps  []step
 }
 
@@ -56,7 +56,7 @@ func TestVectors(t *testing.T) {
 }
 
 func (v vector) play(t *testing.T) {
-	s, d := newLeaseStates(v.Spread), &leadState{spread: v.Spread}
+	s, d := newLeaseStates(v.Jitter), &leadState{spread: v.Jitter}
 	for i, step := range v.Steps {
 		where := fmt.Sprintf("step %d at %d", i, step.At)
 		var effects []effect
@@ -170,7 +170,7 @@ func fields(e effect) map[string]any {
 // said is what an input may have.
 type said struct {
 	ask
-	Call, On          int
+	Call, Connection  int
 	Key, Stage, Table string
 	Token             int64
 	Keys              []string
@@ -196,20 +196,20 @@ func input(t *testing.T, s *leaseStates, d *leadState, now int64, what string, i
 			o.Names, o.Named = []string{o.Key}, true
 			s.keepRow(o.ask, o.Table, o.Token)
 		},
-		"give_up":      func() { s.giveUp(o.ID) },
-		"release":      func() { s.release(o.Key) },
-		"last":         func() { s.last(o.Keys, o.Stage) },
-		"touches":      func() { s.touches(o.Key, true) },
-		"ended":        func() { s.touches(o.Key, false) },
-		"suspect":      func() { s.suspect(o.Keys) },
-		"check":        func() { s.check(o.Key) },
-		"close":        s.close,
-		"sent":         func() { s.sent(o.Call) },
-		"answer":       func() { s.answered(o.Call, answerOf(s.call(o.Call), o)) },
-		"failed":       func() { s.failed(o.Call, o.Code, o.Broken) },
-		"disconnected": func() { s.disconnected(o.On) },
-		"died":         s.died,
-		"tick":         func() {},
+		"give_up":          func() { s.giveUp(o.ID) },
+		"release":          func() { s.release(o.Key) },
+		"last_transaction": func() { s.last(o.Keys, o.Stage) },
+		"row_locked":       func() { s.touches(o.Key, true) },
+		"row_unlocked":     func() { s.touches(o.Key, false) },
+		"suspect":          func() { s.suspect(o.Keys) },
+		"check":            func() { s.check(o.Key) },
+		"close":            s.close,
+		"sent":             func() { s.sent(o.Call) },
+		"answer":           func() { s.answered(o.Call, answerOf(s.call(o.Call), o)) },
+		"failed":           func() { s.failed(o.Call, o.Code, o.Broken) },
+		"disconnected":     func() { s.disconnected(o.Connection) },
+		"heartbeat_died":   s.died,
+		"tick":             func() {},
 	}[what]
 	leads := map[string]func() []effect{
 		"start":       func() []effect { d.ttl = o.TTL; return d.start() },

@@ -12,7 +12,7 @@ from typing import Any
 
 from test_lease_state import decided, field
 
-from pg_fence.lease_state import NEVER, Call, Leader, LeaseStates
+from pg_fence.lease_state import NEVER, Call, LeadState, LeaseStates
 
 STEPS = 80
 TTLS = [300, 1_000, 3_000, 30_000]
@@ -20,8 +20,8 @@ OPENING = ["connect", "misconfigured", "28P01", "57P03", "42501", "53300", "pani
 STATEMENT = ["ended", "unsent", "unreadable", "panicked", "25006", "53300", "08006", "57P01"]
 STATEMENT += ["40001", "55P03", "42501", "22P02", "57014", "PF004"]
 CAUSES = ["own", "LeaseLost", "LeaseTaken", "TransactionLost", "NoAnswer", "NoConnection"]
-CAUSES += ["ConnectionLost", "passing"]
-FIELDS = ("call", "do", "on", "open", "for", "names", "tokens", "wait", "limit", "holder")
+CAUSES += ["ConnectionLost", "transient"]
+FIELDS = ("call", "do", "connection", "open", "for", "names", "tokens", "wait", "limit", "holder")
 FIELDS += ("reclaim", "table")
 
 
@@ -30,13 +30,13 @@ class World:
 
     def __init__(self, random: Random):
         self.random, self.now = random, 0
-        self.spread = random.choice([0, 0, 500, 1_000])
-        self.states, self.leader = LeaseStates(self.spread), Leader(0, self.spread)
+        self.jitter = random.choice([0, 0, 500, 1_000])
+        self.states, self.leader = LeaseStates(self.jitter), LeadState(0, self.jitter)
         self.asked: list[str] = []
         #: The leases that were acquired, and how far the last transactions and rows' writes are.
         self.acquired: list[str] = []
-        self.resting: set[str] = set()
-        self.touched: set[str] = set()
+        self.last_transactions: set[str] = set()
+        self.row_locks: set[str] = set()
 
     def step(self) -> dict[str, Any]:
         waits = self.random.choice([0, 0, 1, 5, 10, 50, 100, 300, 1_000, 12_000])
@@ -50,7 +50,7 @@ class World:
             if effect.get("event") == "acquired":
                 self.acquired.append(effect["key"])
         leases = self.states.leases
-        living = {key: lease for key, lease in leases.items() if lease.holds}
+        living = {key: lease for key, lease in leases.items() if lease.is_held}
         step = {
             "at": self.now,
             "in": {what: given},
@@ -75,11 +75,11 @@ class World:
             choices += [self.give_up]
         if self.acquired:
             choices += [self.use] * 3
-        if self.states.links:
+        if self.states.owners:
             choices += [self.disconnect]
         rare = self.random.random()
         if rare < 0.02:
-            return ("close" if rare < 0.01 else "died" if rare < 0.013 else "tick"), {}
+            return ("close" if rare < 0.01 else "heartbeat_died" if rare < 0.013 else "tick"), {}
         return self.random.choice(choices)()
 
     def chance(self, of: float) -> bool:
@@ -111,7 +111,7 @@ class World:
     def lead(self) -> tuple[str, dict[str, Any]]:
         after = {
             "": ["start"],
-            "asking": ["granted", "not granted"],
+            "acquiring": ["granted", "not granted"],
             "leading": ["work failed"],
             "pausing": ["tick"],
         }
@@ -130,24 +130,24 @@ class World:
         return "give_up", {"id": self.random.choice(self.asked)}
 
     def disconnect(self) -> tuple[str, dict[str, Any]]:
-        return "disconnected", {"on": self.random.choice(list(self.states.links))}
+        return "disconnected", {"connection": self.random.choice(list(self.states.owners))}
 
     def use(self) -> tuple[str, dict[str, Any]]:
         key = self.random.choice(self.acquired)
         lease = self.states.leases.get(key)
-        if key in self.resting:
-            self.resting.remove(key)
+        if key in self.last_transactions:
+            self.last_transactions.remove(key)
             stage = self.random.choice(["committed", "rolled back", "in doubt", "inner"])
-            return "last", {"keys": [key], "stage": stage}
-        if key in self.touched:
-            self.touched.remove(key)
-            return "ended", {"key": key}
-        if lease and lease.holds and self.chance(0.5):
+            return "last_transaction", {"keys": [key], "stage": stage}
+        if key in self.row_locks:
+            self.row_locks.remove(key)
+            return "row_unlocked", {"key": key}
+        if lease and lease.is_held and self.chance(0.5):
             if lease.table and self.chance(0.5):
-                self.touched.add(key)
-                return "touches", {"key": key}
-            self.resting.add(key)
-            return "last", {"keys": [key], "stage": "begins"}
+                self.row_locks.add(key)
+                return "row_locked", {"key": key}
+            self.last_transactions.add(key)
+            return "last_transaction", {"keys": [key], "stage": "begins"}
         # What a lease says after its end is not the machine's.
         what = self.random.choice(["release", "suspect", *(["check"] if lease else [])])
         return what, {"keys": [key]} if what == "suspect" else {"key": key}
@@ -195,7 +195,7 @@ def written(effect: dict[str, Any]) -> dict[str, Any]:
 def vector(seed: str) -> dict[str, Any]:
     world = World(Random(seed))
     steps = [world.step() for _ in range(STEPS)]
-    return {"name": seed, "spread": world.spread, "steps": steps}
+    return {"name": seed, "jitter": world.jitter, "steps": steps}
 
 
 if __name__ == "__main__":

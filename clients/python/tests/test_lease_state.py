@@ -7,7 +7,7 @@ import unittest
 from pathlib import Path
 from typing import Any
 
-from pg_fence.lease_state import Leader, LeaseState, LeaseStates
+from pg_fence.lease_state import LeadState, LeaseState, LeaseStates
 
 VECTORS = Path(os.environ.get("VECTORS") or Path(__file__).parents[2] / "spec" / "vectors")
 
@@ -23,8 +23,8 @@ class Vectors(unittest.TestCase):
         self.assertGreater(played, 200)
 
     def play(self, vector: dict[str, Any]) -> None:
-        spread = vector.get("spread", 0)
-        states, leader = LeaseStates(spread), Leader(0, spread)
+        jitter = vector.get("jitter", 0)
+        states, leader = LeaseStates(jitter), LeadState(0, jitter)
         for n, step in enumerate(vector["steps"]):
             now, where = step["at"], f"step {n} at {step['at']}"
             ((what, given),) = step["in"].items()
@@ -74,12 +74,12 @@ def field(effect: dict[str, Any], key: str) -> Any:
     if call is None or key == "open":
         return effect.get(key)
     if key == "for":
-        return call.of.id if isinstance(call.of, LeaseState) else None
+        return call.sender.id if isinstance(call.sender, LeaseState) else None
     return call.number if key == "call" else getattr(call, key)
 
 
 def decided(
-    states: LeaseStates, leader: Leader, now: int, what: str, given: dict[str, Any]
+    states: LeaseStates, leader: LeadState, now: int, what: str, given: dict[str, Any]
 ) -> list[Any]:
     match what:
         case "nothing":
@@ -110,13 +110,13 @@ def decided(
 
 def checked(states: LeaseStates, now: int, key: str) -> dict[str, Any]:
     lease = states.leases.get(key)
-    reason = lease.over(now) if lease else "released"
+    reason = lease.end_reason(now) if lease else "released"
     advice = lease and lease.advice
     return {"reply": key, "error": reason and "LeaseLost", "reason": reason, "advice": advice}
 
 
 def led(
-    leader: Leader, now: int, what: str, ttl: int = 0, cause: str = "", lost: bool = False
+    leader: LeadState, now: int, what: str, ttl: int = 0, cause: str = "", lost: bool = False
 ) -> list[Any]:
     leader.ttl = leader.ttl or ttl
     return {

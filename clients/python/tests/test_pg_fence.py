@@ -379,7 +379,7 @@ class Tests(unittest.TestCase):
             guard = lease.guard(connection)
             with guard:
                 for block in slot, guard:
-                    self.assertRaisesRegex(RuntimeError, "is in this", block.__enter__)
+                    self.assertRaisesRegex(RuntimeError, "in use already", block.__enter__)
         # One after the other may be.
         for _ in range(2):
             with slot:

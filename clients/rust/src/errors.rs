@@ -76,7 +76,7 @@ pub enum Reason {
     /// The session that it was bound to has ended.
     Session,
     /// The thread that kept it has died.
-    Keeper,
+    Heartbeat,
     /// It was to be held no longer.
     AtMost,
     /// Its holder gave it back.
@@ -219,7 +219,7 @@ impl Error {
             Some(Error::LeaseLost { .. }) => "LeaseLost",
             // The next renewal tells.
             _ if state == "PF001" || state == "PF004" => "LeaseLost",
-            _ if is_of_acquire && passes(&state) => "passing",
+            _ if is_of_acquire && passes(&state) => "transient",
             // Any other SQLSTATE of an opening is there to stay.
             Some(Error::NoConnection(..))
                 if matches!(state.get(..2), None | Some("08" | "53" | "57")) =>

@@ -420,7 +420,7 @@ impl Heartbeat {
 
     /// Has a call be sent by a task of its own.
     fn send(self: &Arc<Self>, inner: &mut Inner, call: Arc<Call>) -> Option<u64> {
-        let connected = match inner.connections.remove(&call.on) {
+        let connected = match inner.connections.remove(&call.connection) {
             Some(Slot::Idle(connected)) => Some(connected),
             _ => None,
         };
@@ -428,7 +428,7 @@ impl Heartbeat {
         let sends = self.clone().call(call.clone(), connected);
         match self.spawn(inner, sends, move |ended| heartbeat.ended(&of, ended)) {
             Ok(task) => {
-                inner.connections.insert(call.on, Slot::Busy(task));
+                inner.connections.insert(call.connection, Slot::Busy(task));
                 None
             }
             Err(error) => {
@@ -491,7 +491,7 @@ impl Heartbeat {
         };
         let mut inner = lock(&self.inner);
         let is_broken = connected.as_ref().is_none_or(Connected::has_ended);
-        if let (Some(connected), Some(slot)) = (connected, inner.connections.get_mut(&call.on)) {
+        if let (Some(connected), Some(slot)) = (connected, inner.connections.get_mut(&call.connection)) {
             *slot = Slot::Idle(connected);
         }
         let asking = call.acquire().and_then(|id| inner.acquires.get_mut(&id));

@@ -128,7 +128,7 @@ pub struct Pairs {
 /// A statement that is to be sent.
 pub struct Call {
     pub number: u64,
-    pub on: u64,
+    pub connection: u64,
     /// The connection is to be opened first.
     pub opens: bool,
     pub limit: i64,
@@ -521,7 +521,7 @@ impl LeaseStates {
     /// What keeps the leases has died.
     pub fn died(&mut self) {
         for id in keys(&self.leases, Lease::holds) {
-            self.lose(id, Reason::Keeper, self.leases[&id].ask.names.clone());
+            self.lose(id, Reason::Heartbeat, self.leases[&id].ask.names.clone());
         }
     }
 
@@ -542,11 +542,11 @@ impl LeaseStates {
         let Some(Pending { call, sent, .. }) = self.end_call(number) else { return };
         let sent = sent.unwrap_or(self.now);
         (self.is_out, self.is_loss_logged) = (false, false);
-        if let Some(connection) = self.connections.get_mut(&call.on) {
+        if let Some(connection) = self.connections.get_mut(&call.connection) {
             connection.errors = 0;
             if connection.place.is_none() {
-                self.connections.remove(&call.on);
-                self.effects.push(Effect::HangUp(call.on));
+                self.connections.remove(&call.connection);
+                self.effects.push(Effect::HangUp(call.connection));
             }
         }
         match (&call.about, answer) {
@@ -572,14 +572,14 @@ impl LeaseStates {
         let Some(Pending { call, sent, .. }) = self.end_call(number) else { return };
         let is_opening = sent.is_none();
         let code = if is_opening && code == "no answer" { "connect" } else { code };
-        if let Some(connection) = self.connections.get_mut(&call.on) {
+        if let Some(connection) = self.connections.get_mut(&call.connection) {
             connection.errors += u32::from(!is_locked(code));
             let is_leaving = connection.place.is_none();
             // After a second error in a row another connection is tried.
             let is_of_no_use = is_opening || is_broken || code == "panicked";
             if is_of_no_use || is_of_connection(code) || connection.errors > 1 || is_leaving {
-                self.effects.push(Effect::Cut(call.on));
-                self.forget(call.on);
+                self.effects.push(Effect::Cut(call.connection));
+                self.forget(call.connection);
             }
         }
         match &call.about {
@@ -591,7 +591,7 @@ impl LeaseStates {
     }
 
     pub fn disconnected(&mut self, on: u64) {
-        match self.calls.values().find(|one| one.call.on == on) {
+        match self.calls.values().find(|one| one.call.connection == on) {
             Some(one) => self.failed(one.call.number, "ended", true),
             None => self.forget(on),
         }
@@ -751,7 +751,7 @@ impl LeaseStates {
             self.calling = Some(number);
         }
         let opens = open.is_none();
-        let call = Arc::new(Call { number, on, opens, limit, pairs, about });
+        let call = Arc::new(Call { number, connection: on, opens, limit, pairs, about });
         self.calls.insert(number, Pending { call: call.clone(), sent: None, until });
         if !opens {
             self.sent(number);
@@ -814,7 +814,7 @@ impl LeaseStates {
     /// Ends a connection that nobody needs any more, after the call on it.
     fn hang_up(&mut self, place: Place) {
         let Some(on) = self.on(place) else { return };
-        if self.calls.values().any(|one| one.call.on == on) {
+        if self.calls.values().any(|one| one.call.connection == on) {
             self.connections.insert(on, Connection { place: None, errors: 0 });
         } else {
             self.connections.remove(&on);
@@ -1155,7 +1155,7 @@ impl LeaseStates {
             [l] if l.ask.is_session => Place::Lease(l.id),
             _ => return Place::Shared,
         };
-        let is_idle = |on| self.calls.values().all(|one| one.call.on != on);
+        let is_idle = |on| self.calls.values().all(|one| one.call.connection != on);
         let serves = self.on(Place::Shared).is_none() && self.on(own).is_some_and(is_idle);
         if serves { own } else { Place::Shared }
     }
@@ -1428,7 +1428,7 @@ impl LeadState {
 
 fn goes_on_after(cause: &str) -> bool {
     let of_lease = matches!(cause, "LeaseLost" | "LeaseTaken" | "TransactionLost");
-    let of_server = matches!(cause, "ConnectionLost" | "NoAnswer" | "NoConnection" | "passing");
+    let of_server = matches!(cause, "ConnectionLost" | "NoAnswer" | "NoConnection" | "transient");
     of_lease || of_server
 }
 

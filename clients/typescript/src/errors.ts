@@ -36,7 +36,7 @@ export class LeaseTaken extends FenceError {
 /** The lease is ours no more: stop, and report no failure of the work. Somebody else may have it by
  * now. `reason`: it could not be renewed in time (`deadline`), the server says so (`gone`) or will
  * never renew it (`refused`), the connection of a session lease has ended (`session`), it was to be
- * held no longer (`at_most`), what kept it has died (`keeper`), its holder has given it back
+ * held no longer (`at_most`), the heartbeat has failed (`heartbeat`), its holder has given it back
  * (`released`). */
 export class LeaseLost extends FenceError {
   /** It met a commit, which may have landed. */

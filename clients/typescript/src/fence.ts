@@ -399,7 +399,7 @@ function causeOf(error: unknown, isOfAcquire: boolean): string {
   // The next renewal tells.
   if (state === "PF001" || state === "PF004") return "LeaseLost";
   if (errors.sessionEnded(error) || state === "53300") return "ConnectionLost";
-  return isOfAcquire && passes(state) ? "passing" : "own";
+  return isOfAcquire && passes(state) ? "transient" : "own";
 }
 
 /** For code that knows nothing of fences: a connection opened with these (`options` of pg,

@@ -213,8 +213,8 @@ export class Heartbeat {
     const holding = this.#holdings.get(call.for ?? "");
     if (holding) holding.cause = undefined;
     const statement = this.statements.of(call, holding?.ask);
-    if (open) this.#connect(call.on);
-    const on = this.#connections.get(call.on) as Connection;
+    if (open) this.#connect(call.connection);
+    const on = this.#connections.get(call.connection) as Connection;
     let isOpen = !open;
     let input: (states: LeaseStates) => void;
     try {

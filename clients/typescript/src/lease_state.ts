@@ -15,7 +15,7 @@ export const NEVER = Infinity;
 
 /** Why a lease has ended. */
 export type Reason =
-  "deadline" | "gone" | "refused" | "session" | "at_most" | "keeper" | "released" | "unconfirmed";
+  "deadline" | "gone" | "refused" | "session" | "at_most" | "heartbeat" | "released" | "unconfirmed";
 /** What ends a lease that is taken: its ttl, the commit of its acquire, the end of a guard. */
 export type WaitsFor = "ttl" | "commit" | "guard";
 type Verb = "acquire" | "keep" | "keep_row" | "release" | "undo";
@@ -25,7 +25,7 @@ type Stage = "begins" | "committed" | "rolled back" | "in doubt" | "inner";
 export interface CallEffect {
   call: number;
   do: Verb;
-  on: number;
+  connection: number;
   open: boolean;
   names: readonly string[];
   tokens: readonly number[];
@@ -323,14 +323,14 @@ export class LeaseStates implements Place {
     if (call) this.#callFailed(call, code, isBroken);
   }
 
-  disconnected(on: number): void {
-    const link = this.#links.get(on);
+  disconnected(connection: number): void {
+    const link = this.#links.get(connection);
     if (link?.call) this.#callFailed(link.call, "ended", true);
     else if (link) this.#leave(link);
   }
 
   died(): void {
-    for (const lease of this.#all()) if (holds(lease)) this.#lose(lease, "keeper", lease.names);
+    for (const lease of this.#all()) if (holds(lease)) this.#lose(lease, "heartbeat", lease.names);
   }
 
   // What can be asked at any time.
@@ -502,7 +502,7 @@ export class LeaseStates implements Place {
     this.#effects.push({
       call: number,
       do: verb,
-      on: link.number,
+      connection: link.number,
       open,
       names: leases.flatMap(owed),
       tokens: each(({ token }) => token),
@@ -992,7 +992,7 @@ export type LeadEffect =
   | { readonly event: "interrupted"; readonly code: string };
 
 const PASSES =
-  /^(LeaseLost|LeaseTaken|TransactionLost|ConnectionLost|NoAnswer|NoConnection|passing)$/;
+  /^(LeaseLost|LeaseTaken|TransactionLost|ConnectionLost|NoAnswer|NoConnection|transient)$/;
 
 /** One who leads, or waits to. */
 export class LeadState {

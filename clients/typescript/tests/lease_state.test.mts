@@ -67,23 +67,23 @@ function input(states: LeaseStates, what: string, of: any): void {
     give_up: () => states.giveUp(of.id),
     release: () => states.release(of.key),
     check: () => states.check(of.key),
-    last: () => states.last(of.keys, of.stage),
-    touches: () => states.touches([of.key], true),
-    ended: () => states.touches([of.key], false),
+    last_transaction: () => states.last(of.keys, of.stage),
+    row_locked: () => states.touches([of.key], true),
+    row_unlocked: () => states.touches([of.key], false),
     suspect: () => states.suspect(of.keys),
     close: () => states.close(),
-    died: () => states.died(),
+    heartbeat_died: () => states.died(),
     tick: () => {},
     sent: () => states.sent(of.call),
     answer: () => states.answered(of.call, of.rows ?? [], of.taken),
     failed: () => states.failed(of.call, of.code, of.broken),
-    disconnected: () => states.disconnected(of.on),
+    disconnected: () => states.disconnected(of.connection),
   };
   does[what]!();
 }
 
-function play({ spread = 0, steps }: { spread?: number; steps: Step[] }): void {
-  const states = new LeaseStates(spread);
+function play({ jitter = 0, steps }: { jitter?: number; steps: Step[] }): void {
+  const states = new LeaseStates(jitter);
   let leader: LeadState | undefined;
   let calls = 0;
   for (const [i, step] of steps.entries()) {
@@ -93,7 +93,7 @@ function play({ spread = 0, steps }: { spread?: number; steps: Step[] }): void {
     const of = renamed(raw, camel);
     let out: readonly object[] = [];
     if (what === "lead") {
-      leader ??= new LeadState(raw.ttl, spread);
+      leader ??= new LeadState(raw.ttl, jitter);
       out = lead(leader, at, raw);
     } else if (what !== "nothing") out = states.step(at, () => input(states, what, of), raw.call);
     calls += out.filter((effect) => "call" in effect).length;

@@ -19,7 +19,7 @@ final class Vectors {
 
     private LeaseState states;
     private Leader leader;
-    private long spread, calls;
+    private long jitter, calls;
 
     @Test
     void theyHold() throws IOException {
@@ -45,8 +45,8 @@ final class Vectors {
     }
 
     private void play(JsonObject vector) {
-        spread = number(vector, "spread", 0);
-        states = new LeaseState(spread);
+        jitter = number(vector, "jitter", 0);
+        states = new LeaseState(jitter);
         for (JsonElement one : vector.getAsJsonArray("steps")) {
             JsonObject step = one.getAsJsonObject();
             long at = number(step, "at", 0);
@@ -99,17 +99,17 @@ final class Vectors {
                         case "give_up" -> states.giveUp(id);
                         case "release" -> states.release(key);
                         case "check" -> states.check(key);
-                        case "last" -> states.last(strings(with, "keys"), text(with, "stage"));
-                        case "touches" -> states.touches(key);
-                        case "ended" -> states.ended(key);
+                        case "last_transaction" -> states.last(strings(with, "keys"), text(with, "stage"));
+                        case "row_locked" -> states.touches(key);
+                        case "row_unlocked" -> states.ended(key);
                         case "suspect" -> states.suspect(strings(with, "keys"));
                         case "close" -> states.close();
-                        case "died" -> states.died();
+                        case "heartbeat_died" -> states.died();
                         case "sent" -> states.sent(call);
                         case "answer" -> states.answered(call, answer(with));
                         case "failed" ->
                                 states.failed(call, text(with, "code"), is(with, "broken"));
-                        case "disconnected" -> states.disconnected((int) number(with, "on", 0));
+                        case "disconnected" -> states.disconnected((int) number(with, "connection", 0));
                         case "tick" -> {}
                         default -> throw new AssertionError("there is no input " + what);
                     }
@@ -161,7 +161,7 @@ final class Vectors {
     private List<Effect> leads(long at, JsonObject with) {
         String cause = text(with, "cause");
         return switch (text(with, "what")) {
-            case "start" -> (leader = new Leader(number(with, "ttl", 0), spread)).start();
+            case "start" -> (leader = new Leader(number(with, "ttl", 0), jitter)).start();
             case "granted" -> leader.granted(at);
             case "work done" -> leader.workDone();
             case "work failed" -> leader.workFailed(at, cause, is(with, "lost"));

@@ -1,5 +1,5 @@
-"""Connections of the heartbeat's own, each with a thread, and what opens and ends them; and how the
-same code serves programs of both kinds, synchronous or not."""
+"""The heartbeat's connections, each with a thread; and the helpers by which the same coroutines serve
+synchronous and asynchronous programs."""
 
 import asyncio
 import contextlib
@@ -22,24 +22,25 @@ from .statements import Statement
 
 _T = TypeVar("_T")
 
-#: Opens a connection, which may take that many seconds.
+#: Opens a connection within the given seconds.
 Opener = Callable[[float], Any]
 
 
 def opener(source: Any) -> Opener:
-    """Of a connection string, a URL, a function, SQLAlchemy's engine, or Django's connection."""
+    """Returns what opens connections of a connection string, a URL, a function, SQLAlchemy's engine
+    or Django's connection. Raises TypeError for any other source."""
     url: Any = getattr(source, "url", None)
     text: Any = source
     if hasattr(url, "translate_connect_args"):
-        # As text it has spaces where libpq takes none.
+        # SQLAlchemy's text of the URL has a plus for a space, which libpq does not decode.
         parts = url.translate_connect_args(username="user", database="dbname")
         text = conninfo.make_conninfo(**{**parts, **url.query})
     if isinstance(text, str):
-        # As SQLAlchemy writes it: postgresql+psycopg://…
+        # SQLAlchemy writes the driver into the URL: postgresql+psycopg://…
         text = re.sub(r"^(postgres(?:ql)?)\+\w+://", r"\1://", text)
         given = conninfo.conninfo_to_dict(text)
     elif hasattr(source, "get_connection_params"):
-        # Django's has some that are not libpq's.
+        # Django's parameters include some that libpq does not know.
         known = {option.keyword.decode() for option in psycopg.pq.Conninfo.get_defaults()}
         params = source.get_connection_params()
         given = {key: value for key, value in params.items() if key in known}
@@ -54,7 +55,7 @@ def opener(source: Any) -> Opener:
     hosts = str(given.get("host") or given.get("hostaddr") or "").count(",") + 1
 
     def open(limit: float) -> psycopg.Connection[Any]:
-        # For each host; libpq counts in whole seconds, two at least.
+        # connect_timeout is for each host, in whole seconds, and libpq makes 1 of it 2.
         timeout = max(2, math.ceil(limit / hosts))
         return psycopg.connect(**{"connect_timeout": timeout, "client_encoding": "utf8", **given})
 
@@ -62,8 +63,8 @@ def opener(source: Any) -> Opener:
 
 
 class Connection:
-    """A connection with a thread of its own, for one call at a time. A call goes on until it is
-    answered or the connection is cut."""
+    """A connection and its thread, for one call at a time. A call ends with its answer, or when the
+    connection is cut."""
 
     def __init__(self, number: int, open: Opener):
         self.number, self._open = number, open
@@ -72,11 +73,11 @@ class Connection:
         self._connection: psycopg.Connection[Any] | None = None
         self._handle: socket.socket | None = None
         self._is_cut = False
-        #: The one that logged in.
+        #: The login role.
         self.role = ""
 
-    def does(self, job: Callable[[], object]) -> None:
-        """Has its thread do something, after what came before."""
+    def enqueue(self, job: Callable[[], object]) -> None:
+        """Queues a job for the connection's thread."""
         self._jobs.put(job)
         if self._thread is None:
             thread = threading.Thread(target=self._work, name="pg_fence connection", daemon=True)
@@ -84,7 +85,7 @@ class Connection:
                 thread.start()
                 self._thread = thread
             except RuntimeError:
-                # There are too many, or it is the end of the process.
+                # There are too many threads, or the process is ending.
                 self._jobs.get()
                 job()
 
@@ -100,49 +101,49 @@ class Connection:
             raise TypeError(f"{takes}, and not {type(connection)}")
         self._connection, self.role = connection, connection.info.user
         connection.autocommit = True
-        # A pooler in transaction mode hands each transaction to a server that may not know the
-        # statement.
+        # Behind a pooler in transaction mode the next transaction may run on a server that does not
+        # know the prepared statement.
         connection.prepare_threshold = None
         self._handle = handle_of(connection)
         if self._is_cut:
             cut(self._handle)
         if connection.info.encoding == "ascii":
-            # Of SQL_ASCII psycopg returns bytes.
+            # For SQL_ASCII psycopg returns texts as bytes.
             connection.execute("SET client_encoding = utf8")
 
     def rows(self, statement: Statement) -> list[tuple[Any, ...]]:
-        """What a statement in autocommit returns."""
+        """Returns the rows of a statement in autocommit."""
         assert self._connection
-        # The connection's cursors and rows are the program's.
+        # The program may have set other factories of cursors and rows.
         with psycopg.Cursor(self._connection, row_factory=tuple_row) as cursor:
             return cursor.execute(*statement).fetchall()  # type: ignore[arg-type]
 
     def has_ended(self) -> bool:
-        """Whether the server has ended it."""
+        """True if the server has ended the connection."""
         if self._connection is None:
             return False
         with contextlib.suppress(psycopg.Error):
-            # The reason comes first, then the end.
+            # The first read has the server's reason, the second one the end of the stream.
             for _ in range(2):
                 self._connection.pgconn.consume_input()
             return self._connection.closed
         return True
 
     def is_broken(self) -> bool:
-        """Whether it is of no use for another statement."""
+        """True if the connection cannot run another statement."""
         if self._connection is None or self._connection.closed:
             return True
         return self._connection.info.transaction_status is not TransactionStatus.IDLE
 
     def cut(self) -> None:
-        """Ends it at once, whatever hangs in it."""
+        """Ends the connection at once, also while a call hangs on it."""
         self._is_cut = True
         if self._handle is not None:
             cut(self._handle)
         self.hang_up()
 
     def hang_up(self) -> None:
-        """Ends it after what it does."""
+        """Ends the connection after its queued jobs."""
         if self._thread is None:
             self.close()
         self._jobs.put(None)
@@ -155,11 +156,11 @@ class Connection:
 
 
 def handle_of(connection: Any) -> socket.socket:
-    """A second handle on a connection's socket, to end what hangs on it from another thread."""
-    # asyncpg shows its socket nowhere else.
+    """Returns a second handle on a connection's socket, by which another thread can cut it."""
+    # asyncpg has its socket only there.
     has_number = hasattr(connection, "fileno")
     socket_of = connection if has_number else connection._transport.get_extra_info("socket")
-    # Its own: the number of the connection's may be another file's by the time of the cut.
+    # A duplicate: by the time of the cut the connection's own file descriptor may be another file.
     return socket.fromfd(socket_of.fileno(), socket.AF_INET, socket.SOCK_STREAM)
 
 
@@ -168,19 +169,20 @@ def cut(handle: socket.socket) -> None:
         handle.shutdown(socket.SHUT_RDWR)
 
 
-# For programs of both kinds.
+# Helpers for synchronous and asynchronous programs.
 
 
-def running() -> Future[Any]:
-    """Nobody who gives up takes the outcome away."""
+def uncancellable() -> Future[Any]:
+    """Returns a future that a waiter cannot cancel."""
     future: Future[Any] = Future()
     future.set_running_or_notify_cancel()
     return future
 
 
 def in_thread(call: Callable[[], _T]) -> Future[_T]:
-    """Runs a call that blocks where no signal's exception interrupts it, and no loop waits."""
-    future = running()
+    """Runs a blocking call in a thread, where no signal handler's exception interrupts it and no
+    event loop waits for it."""
+    future = uncancellable()
 
     def run() -> None:
         try:
@@ -193,7 +195,7 @@ def in_thread(call: Callable[[], _T]) -> Future[_T]:
 
 
 async def settled(value: Any) -> Any:
-    """Of what is not asynchronous it is there already."""
+    """Returns the value, awaited if it is awaitable."""
     return await value if inspect.isawaitable(value) else value
 
 
@@ -202,7 +204,8 @@ async def outcome(future: Future[_T], is_async: bool) -> _T:
 
 
 def run(work: Coroutine[Any, Any, _T], is_async: bool) -> Any:
-    """Has a coroutine be awaited by the caller, if that is asynchronous. Any other never waits."""
+    """Returns the coroutine for an asynchronous caller to await. For a synchronous one it runs the
+    coroutine, which must not wait, and returns the result."""
     if is_async:
         return work
     try:
@@ -214,7 +217,7 @@ def run(work: Coroutine[Any, Any, _T], is_async: bool) -> Any:
 
 
 class Block(Generic[_T]):
-    """It is entered by `with` or, if it is asynchronous, by `async with`; made of coroutines."""
+    """A context manager made of two coroutines, for `with` or for `async with`."""
 
     _is_async: bool
     _enter: Callable[[], Coroutine[Any, Any, _T]]
@@ -241,7 +244,7 @@ class Block(Generic[_T]):
             kind = "an asynchronous connection or fence"
             raise TypeError(f"`async with` for {kind}, and `with` for any other")
         if self._is_entered:
-            raise RuntimeError("somebody is in this block: take another lease, guard or fence")
+            raise RuntimeError("this block is in use already: take another lease, guard or fence")
         self._is_entered = True
         try:
             return await self._enter()

@@ -1,4 +1,4 @@
-"""Refusals and losses, as types, and how they are found in an error of a driver or an ORM."""
+"""The types of refusals and losses, and how an error of a driver or an ORM is turned into one."""
 
 import json
 import re
@@ -9,22 +9,23 @@ from typing import Any
 
 
 class FenceError(Exception):
-    """The base of all. By itself: the server has not answered in time, no connection came in time,
-    or the fence is closed. `in_doubt`: what was asked for may have been done."""
+    """The base class of this package's errors. Raised itself if the server has not answered in time,
+    if no connection was available in time, and if the fence is closed. `in_doubt`: the server may
+    have carried out the request."""
 
     def __init__(self, message: str, in_doubt: bool = False):
         super().__init__(message)
         self.in_doubt = in_doubt
 
     def __reduce__(self) -> Any:
-        # A pool of processes sends it: as it is, and not made from its message anew.
+        # Pickle would call the class with the message alone, and a pool of processes would hang.
         return Exception.__new__, (type(self), *self.args), self.__dict__
 
 
 class LeaseTaken(FenceError):
-    """Somebody else has the lease: `holder`, for `remaining` at the most, unless it is renewed.
-    `waits_for` is `ttl`; or `commit`: its acquire is not committed yet; or `guard`: its ttl is
-    over, and a transaction guards it still. Each is None if that cannot be seen."""
+    """Another holder has the lease: `holder`, for at most `remaining` unless it is renewed. The wait
+    would end with `waits_for`: its `ttl`, the `commit` of its acquire, or, as its ttl is over, the
+    end of a transaction that guards it (`guard`). Each is None if it is not visible."""
 
     def __init__(
         self,
@@ -45,12 +46,12 @@ class LeaseTaken(FenceError):
 
 
 class LeaseLost(FenceError):
-    """The lease is ours no more: stop, and report no failure of the work. Another may have it.
+    """The lease is lost, and another holder may have it: stop, and report no failure of the work.
 
     `reason` is `deadline` (it could not be renewed in time), `gone` (the server says so), `refused`
     (the server will never renew it), `session` (the connection of a session lease has ended),
-    `at_most` (its longest time is over), `keeper` (what kept it has died) or `released` (by its
-    holder). `in_doubt`: it met a commit, which may have landed."""
+    `at_most` (its longest time is over), `heartbeat` (the heartbeat has failed) or `released` (by
+    its holder). `in_doubt`: a commit was under way, and may have succeeded."""
 
     def __init__(self, reason: str, names: Sequence[str], in_doubt: bool = False, advice: str = ""):
         remedy = f": it is another role's; {_ANOTHER_ROLE}" if advice else ""
@@ -67,8 +68,9 @@ class Refused(FenceError):
 
 
 class TransactionLost(FenceError):
-    """The session ended under the transaction, or the work swallowed the error that undid it, or
-    ended it by itself. Nothing of it has landed, unless `in_doubt`. The lease may be held still."""
+    """The session ended during the transaction, or the work swallowed an error that rolled it back,
+    or ended the transaction itself. Nothing was committed, unless `in_doubt`. The lease may still be
+    held."""
 
 
 class NotInstalled(FenceError):
@@ -89,8 +91,8 @@ _ANOTHER_ROLE = (
 _ENDED = ("08", "25P03", "25P04", "57P01", "57P02", "57P03", "57P05")
 
 
-#: What psycopg says, without an SQLSTATE, of a connection that no try can open: the server's words,
-#: if it speaks English, and those of libpq.
+#: The messages, without an SQLSTATE, of a connection that no retry can open: those of the server in
+#: English, and those of libpq.
 _NEVER_OPENS = re.compile(
     r'authentication failed for user|no password supplied|role "[^"]*" (does not exist|is not perm)'
     r'|database "[^"]*" (does not exist|is not currently)|permission denied for database'
@@ -100,7 +102,7 @@ _NEVER_OPENS = re.compile(
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """The error and what it wraps: SQLAlchemy keeps the driver's in `orig`, Django as a cause."""
+    """Yields the error and those that it wraps: in `orig` of SQLAlchemy, as a cause of Django."""
     seen: list[BaseException] = []
     while error is not None and error not in seen:
         seen.append(error)
@@ -110,7 +112,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def sqlstate_of(error: BaseException) -> str:
-    """That of the server, however deep it is wrapped."""
+    """Returns the SQLSTATE of the first error in the chain that has one, or an empty text."""
     states = (
         getattr(one, "sqlstate", None) or getattr(one, "pgcode", None) for one in _chain(error)
     )
@@ -118,37 +120,37 @@ def sqlstate_of(error: BaseException) -> str:
 
 
 def session_ended(error: BaseException) -> bool:
-    """Whether the error says that a session of a database has ended, or could not be opened."""
+    """True if the error means that a database session has ended or could not be opened."""
     state = sqlstate_of(error)
     return state.startswith(_ENDED) if state else any(map(_is_broken, _chain(error)))
 
 
 def never_opens(error: BaseException) -> bool:
-    """Whether psycopg says of all its tries that no other one will open the connection."""
+    """True if psycopg's error means, for each host, that no retry can open the connection."""
     first, *tries = str(error).split("\n- host: ")
     is_psycopgs = type(error).__module__.startswith("psycopg")
     return is_psycopgs and all(map(_NEVER_OPENS.search, tries or [first]))
 
 
 def _is_broken(error: BaseException) -> bool:
-    """Whether a driver says so without an SQLSTATE. asyncpg lets the system's errors through as
-    they are: one that has not come through it is no database's."""
+    """True if an error without an SQLSTATE is a driver's, for a session that has ended. asyncpg does
+    not wrap an OSError, so its traceback tells whether asyncpg has raised it."""
     if isinstance(error, OSError) and not isinstance(error, TimeoutError):
         frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
         return any(frame.f_globals.get("__name__", "").startswith("asyncpg.") for frame in frames)
-    # InternalError and InternalClientError: the connection's end has come at an unexpected moment.
+    # asyncpg raises InternalError and InternalClientError if the end comes at an unexpected moment.
     broken = {"OperationalError", "InterfaceError", "InternalError", "InternalClientError"}
     is_drivers = type(error).__module__.startswith(("psycopg", "asyncpg"))
     is_broken = is_drivers and type(error).__name__ in {*broken, "ConnectionTimeout"}
     return is_broken and not never_opens(error)
 
 
-def told(
+def typed(
     error: Exception, role: str | None, is_ours: bool = True, of_table: bool = False
 ) -> Exception:
-    """The meaning of an error: of our own statements, or of the work's, of which only the fence's
-    refusals are ours to tell. It is the error itself if that is no type of this package.
-    `of_table`: of the rows of a table, whose schema may not be there."""
+    """Returns the error as a type of this package, or the error itself if none fits. Of the work's
+    statements (not `is_ours`) only the refusals of the fence have such a type. `of_table`: the
+    statement was about rows of a table, and 3F000 may mean the table's schema."""
     state = sqlstate_of(error)
     if is_ours and (state == "42883" or (state == "3F000" and not of_table)):
         where = "CREATE EXTENSION pg_fence, or name the schema that it is in, Fence(…, schema=…)"
@@ -166,7 +168,7 @@ def told(
         or state == "55P03"
     ):
         return error
-    # psycopg has all that in `diag`, asyncpg in the error itself.
+    # psycopg has the DETAIL and the HINT in `diag`, asyncpg in the error itself.
     has = (one for one in _chain(error) if hasattr(one, "diag") or hasattr(one, "hint"))
     one: Any = next(has, error)
     diag = getattr(one, "diag", None)
@@ -175,6 +177,6 @@ def told(
         if diag
         else (one, one.detail, one.hint)
     )
-    # The DETAIL of the server's own errors is a text.
+    # PostgreSQL's own errors have a plain text as DETAIL.
     parsed = json.loads(detail) if detail and detail.startswith("{") else {}
     return Refused(str(message), state, parsed, hint)

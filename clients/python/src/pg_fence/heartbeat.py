@@ -1,5 +1,5 @@
-"""Keeps all leases of a fence. It has the clock, the threads and the connections; what is decided
-is decided by LeaseStates, to which everything is given as an input, in one thread."""
+"""The heartbeat of a fence, which renews its leases. It owns the clock, the threads and the
+connections. One thread gives all inputs to LeaseStates, which decides, and carries out the effects."""
 
 import atexit
 import contextlib
@@ -20,11 +20,11 @@ from typing import Literal
 import psycopg
 
 from . import statements
-from .connection import Connection, Opener, cut, in_thread, outcome, run, running
-from .errors import FenceError, LeaseLost, LeaseTaken, never_opens, sqlstate_of, told
+from .connection import Connection, Opener, cut, in_thread, outcome, run, uncancellable
+from .errors import FenceError, LeaseLost, LeaseTaken, never_opens, sqlstate_of, typed
 from .lease_state import (
+    CHECK_INTERVAL,
     LONGEST_CALL,
-    LOOK_AGAIN,
     LOST,
     NEVER,
     Call,
@@ -41,9 +41,9 @@ Kind = Literal["acquired", "renewed", "lost", "released", "interrupted"]
 
 @dataclass(frozen=True)
 class Event:
-    """What has become of a lease, for `on_event`, which is called in the heartbeat's thread and
-    must not block. A loss has a `reason`; so has a release that the server has not answered
-    (`unconfirmed`). `interrupted` is told by `lead`: it leads no more, and goes on."""
+    """A change of a lease, for `on_event`, which is called in the heartbeat's thread and must not
+    block. A loss has a `reason`, and so has a release without an answer (`unconfirmed`).
+    `interrupted` comes from `lead`, which no longer leads and will try again."""
 
     kind: Kind
     names: tuple[str, ...]
@@ -53,7 +53,7 @@ class Event:
 
 
 def now() -> int:
-    """Milliseconds of a clock that goes on while the machine sleeps, if there is such a one."""
+    """Returns the milliseconds of a clock that, where there is one, runs while the computer sleeps."""
     boottime = getattr(time, "CLOCK_BOOTTIME", None)
     ns = time.monotonic_ns() if boottime is None else time.clock_gettime_ns(boottime)
     return ns // 1_000_000
@@ -68,38 +68,40 @@ def span(ms: float) -> timedelta:
 
 @dataclass(eq=False)
 class Holding(LeaseState):
-    """A lease, and what the program waits for of it."""
+    """A lease, and what the threads of the program wait for."""
 
-    #: The answer to the acquire: none, or an error.
-    granted: Future[None] = field(default_factory=running)
-    #: The error of its last call, and who logged in.
+    #: The result of the acquire: None, or an error.
+    granted: Future[None] = field(default_factory=uncancellable)
+    #: The error of its last call, and the login role of that connection.
     cause: BaseException | None = None
     role: str = ""
-    #: Set at a loss; at a renewal or the end; and with its end.
+    #: `lost` is set at a loss, `renewed` at a renewal or the end, `ended` at the end.
     lost: threading.Event = field(default_factory=threading.Event)
     renewed: threading.Event = field(default_factory=threading.Event)
-    ended: Future[None] = field(default_factory=running)
-    #: The connections that are in a guard of it.
+    ended: Future[None] = field(default_factory=uncancellable)
+    #: The sockets of the connections with a guard of this lease.
     sockets: set[socket] = field(default_factory=set)
-    #: A commit was on its way when a task was cancelled.
+    #: True if a task was cancelled while its commit was under way.
     in_doubt: bool = False
-    #: Called at its loss, and must not block.
+    #: Called at the loss. It must not block.
     on_loss: Callable[[], object] = lambda: None
 
     @property
-    def told_names(self) -> tuple[str, ...]:
+    def display_names(self) -> tuple[str, ...]:
         return (self.table.named(self.names[0]),) if self.table else self.names
 
     @property
     def is_lost(self) -> bool:
-        return self.over(now()) not in {"", "released"}
+        return self.end_reason(now()) not in {"", "released"}
 
     def loss(self) -> LeaseLost:
-        return LeaseLost(self.over(now()) or "gone", self.told_names, self.in_doubt, self.advice)
+        return LeaseLost(
+            self.end_reason(now()) or "gone", self.display_names, self.in_doubt, self.advice
+        )
 
     def check(self) -> None:
-        """Raises LeaseLost if it is over, whatever the threads do."""
-        if self.over(now()):
+        """Raises LeaseLost if the lease is not held, without waiting for the heartbeat's thread."""
+        if self.end_reason(now()):
             raise self.loss()
 
     def end(self) -> None:
@@ -108,7 +110,7 @@ class Holding(LeaseState):
 
 
 class Heartbeat:
-    """Its threads and connections begin with the first lease, and end with the last."""
+    """The threads and connections exist from the first lease to the last."""
 
     def __init__(self, open: Opener, prefix: str, on_event: Callable[[Event], object] | None):
         self._open, self._prefix, self._on_event = open, prefix, on_event
@@ -116,12 +118,12 @@ class Heartbeat:
         self._holdings: dict[str, Holding] = {}
         self._connections: dict[int, Connection] = {}
         self._looked_at = 0
-        #: Inputs, each with the number of the call that it answers.
+        #: The inputs, each with the number of the call that it answers, or 0.
         self._inbox: queue.SimpleQueue[tuple[Callable[[], object], int, Future[None]]]
         self._inbox = queue.SimpleQueue()
         self._lock, self._alone = threading.Lock(), threading.Lock()
         self._thread: threading.Thread | None = None
-        self._closed = running()
+        self._closed = uncancellable()
         _all.add(self)
 
     @property
@@ -131,16 +133,16 @@ class Heartbeat:
     def of_schema(self, statement: Statement) -> Statement:
         return statement[0].format(self._prefix), statement[1]
 
-    # What a program asks for. A signal's exception may come in the midst of any of these.
+    # Requests of the program. A signal handler's exception can interrupt any of these methods.
 
     def input(self, decide: Callable[[], object]) -> Future[None]:
-        """Has something be decided. The result is there when all that comes of it was begun."""
+        """Queues an input. The future is done when the effects have been carried out."""
         if self._thread is threading.current_thread():
             raise RuntimeError("on_event must not wait for its fence")
         return self._put(decide)
 
     def _put(self, decide: Callable[[], object], answer_to: int = 0) -> Future[None]:
-        future = running()
+        future = uncancellable()
         self._inbox.put((decide, answer_to, future))
         with self._lock:
             if self._thread is None:
@@ -157,16 +159,16 @@ class Heartbeat:
         self.input(decide)
 
     def give_up(self, id: str) -> None:
-        """Nobody waits for an acquire any more: what was granted all the same is given back."""
+        """Ends an acquire whose caller no longer waits, and releases what it was granted."""
         self.input(lambda: (self.states.give_up(id), self.states.release(id)))
 
     async def release(self, holding: Holding, is_async: bool) -> None:
-        """No error if that fails: then it ends at its ttl."""
+        """Releases the lease. If that fails no error is raised, and it ends at its ttl."""
         self.input(lambda: self.states.release(holding.id))
         await outcome(holding.ended, is_async)
 
     async def renew(self, holdings: Sequence[Holding], is_async: bool) -> None:
-        """Waits for their next renewal, which is at once."""
+        """Renews the leases at once, and waits for the outcome."""
         for holding in holdings:
             holding.renewed.clear()
         self.suspect(holdings)
@@ -178,44 +180,47 @@ class Heartbeat:
         self.input(lambda: self.states.suspect([one.id for one in holdings]))
 
     async def last(self, holdings: Sequence[Holding], stage: str, is_async: bool) -> None:
-        """Says how far the transaction has come that releases them."""
+        """Reports the stage of the transaction that releases the leases."""
         keys = [holding.id for holding in holdings]
         if keys:
-            await outcome(self.input(lambda: self.states.last(keys, stage)), is_async)
+            await outcome(self.input(lambda: self.states.last_transaction(keys, stage)), is_async)
 
-    def touches(self, holdings: Sequence[Holding], begins: bool) -> Future[None]:
-        """Says that a transaction has written their rows, or has ended."""
+    def row_locks(self, holdings: Sequence[Holding], begins: bool) -> Future[None]:
+        """Reports that a transaction has written the rows, or has ended."""
         keys = [holding.id for holding in holdings]
-        decide = self.states.touches if begins else self.states.ended
+        decide = self.states.row_locked if begins else self.states.row_unlocked
         return self.input(lambda: [decide(key) for key in keys])
 
     async def close(self, is_async: bool) -> None:
-        """Gives everything back, and ends the waits."""
+        """Releases all leases, and ends all waits."""
         self.input(self.states.close)
         await outcome(self._closed, is_async)
 
     def interrupted(self, name: str, line: str | None, error: BaseException) -> None:
-        """A leader goes on after an error."""
+        """Reports an error after which a leader acquires again."""
         again = "%s %s, and it is tried again: %s"
         self.input(
-            lambda: _say(again, name, line, error) if line else self._tell("interrupted", (name,))
+            lambda: (
+                _write_log(again, name, line, error) if line else self._emit("interrupted", (name,))
+            )
         )
 
     def forked(self) -> None:
-        """In the child there are no threads. The leases, and their sessions, are its parent's."""
+        """Begins anew in a forked child, which has no threads. The leases are its parent's."""
         for holding in self._holdings.values():
-            holding.state, holding.reason = LOST, "keeper"
-            # The parent's may be locked by a thread that is not here.
-            holding.ended = running()
+            holding.state, holding.reason = LOST, "heartbeat"
+            # A thread of the parent, which the child does not have, may hold the future's lock.
+            holding.ended = uncancellable()
             holding.ended.set_result(None)
-        # They are kept, so that nobody closes them.
+        # The garbage collector would close the parent's sessions.
         _of_the_parent.append(self._connections)
         self.__init__(self._open, self._prefix, self._on_event)
 
     # In the heartbeat's thread.
 
     def _run(self) -> None:
-        # If a signal has come between the start of another one and the note of it, that goes first.
+        # A signal may have come after another thread was started, and before it was recorded: that
+        # one goes first.
         with self._alone:
             while self._goes_on():
                 pass
@@ -239,8 +244,8 @@ class Heartbeat:
                 self._carry_out(effect)
             self._look()
         except BaseException:  # noqa: BLE001
-            _say("what keeps the leases has died", level=logging.ERROR)
-            for effect in self.states.step(now(), self.states.died):
+            _write_log("what keeps the leases has died", level=logging.ERROR)
+            for effect in self.states.step(now(), self.states.heartbeat_died):
                 self._carry_out(effect)
             for id, holding in list(self._holdings.items()):
                 if not holding.granted.done():
@@ -252,14 +257,14 @@ class Heartbeat:
         return True
 
     def _look(self) -> None:
-        """Nothing else tells that an idle connection has ended."""
-        if now() - self._looked_at < LOOK_AGAIN / 2:
+        """Checks whether idle connections have ended, which no call would notice."""
+        if now() - self._looked_at < CHECK_INTERVAL / 2:
             return
         self._looked_at = now()
-        busy = {call.on for call in self.states.calls.values()}
+        busy = {call.connection for call in self.states.calls.values()}
         for number, connection in self._connections.items():
             if number not in busy:
-                connection.does(lambda of=connection: of.has_ended() and self._disconnected(of))
+                connection.enqueue(lambda of=connection: of.has_ended() and self._disconnected(of))
 
     def _disconnected(self, connection: Connection) -> None:
         def decide() -> None:
@@ -288,13 +293,13 @@ class Heartbeat:
                 holding.granted.set_exception(_refusal(holding, effect))
             case {"log": "not acquired", "key": id, "code": code}:
                 error = self._holdings[id].cause if code != "no answer" else None
-                _say("no lease could be acquired, and it is tried again: %s", error or code)
+                _write_log("no lease could be acquired, and it is tried again: %s", error or code)
             case {"log": "not renewed", "code": code}:
-                _say("leases are not renewed, and it is tried again: %s", code)
+                _write_log("leases are not renewed, and it is tried again: %s", code)
             case {"log": line}:
                 count, reason = effect["count"], effect["reason"]
                 more = f" ({reason})" if reason else ""
-                _say("leases are %s%s%s", line, more, f": {count}" if count else "")
+                _write_log("leases are %s%s%s", line, more, f": {count}" if count else "")
             case {"closed": _}:
                 self._closed.set_result(None)
 
@@ -313,27 +318,27 @@ class Heartbeat:
         if event in {"lost", "released"}:
             del self._holdings[key]
             holding.end()
-        self._tell(event, holding.told_names, effect["token"], effect["remaining"], reason)
+        self._emit(event, holding.display_names, effect["token"], effect["remaining"], reason)
 
-    def _tell(
+    def _emit(
         self, kind: Kind, names: tuple[str, ...], token: int = 0, left: int = 0, reason: str = ""
     ) -> None:
         if self._on_event is not None:
             try:
                 self._on_event(Event(kind, names, token, span(left), reason or None))
             except BaseException:  # noqa: BLE001
-                _say("on_event failed", level=logging.ERROR)
+                _write_log("on_event failed", level=logging.ERROR)
 
-    # Calls, each in the thread of its connection.
+    # Calls, which run in the threads of their connections.
 
     def _send(self, call: Call) -> None:
         if call.open:
-            self._connections[call.on] = Connection(call.on, self._open)
-        connection = self._connections[call.on]
-        connection.does(lambda: self._ask(call, connection))
+            self._connections[call.connection] = Connection(call.connection, self._open)
+        connection = self._connections[call.connection]
+        connection.enqueue(lambda: self._ask(call, connection))
 
     def _ask(self, call: Call, connection: Connection) -> None:
-        """Sends a call, and gives its answer to the states."""
+        """Sends a call, and queues its answer as an input."""
         number, code = call.number, ""
         try:
             if call.open:
@@ -356,7 +361,7 @@ class Heartbeat:
         broken = connection.is_broken()
 
         def decide() -> None:
-            for holding in call.callers:
+            for holding in call.senders:
                 if isinstance(holding, Holding):
                     holding.cause, holding.role = error, connection.role
             self.states.failed(call.number, code, broken)
@@ -364,14 +369,15 @@ class Heartbeat:
         self._put(decide, call.number)
 
 
-def _say(line: str, *values: object, level: int = logging.WARNING) -> None:
-    """Writes to the log. A handler of the program's that fails does not end the heartbeat."""
+def _write_log(line: str, *values: object, level: int = logging.WARNING) -> None:
+    """Writes to the log. A log handler of the program that raises does not end the heartbeat."""
     with contextlib.suppress(BaseException):
         _log.log(level, line, *values, exc_info=level == logging.ERROR)
 
 
 def _code_of(error: BaseException, stage: str) -> str:
-    """The stage is that of the call: `connect`, then none, then `unreadable`."""
+    """Returns the code of an error. `stage` is `connect` while the connection is being opened, empty
+    while the statement runs, and `unreadable` while its rows are read."""
     if not isinstance(error, Exception):
         return "panicked"
     is_driver_broken = isinstance(
@@ -379,14 +385,14 @@ def _code_of(error: BaseException, stage: str) -> str:
     )
     state = sqlstate_of(error)
     if stage == "connect" and not state and (not is_driver_broken or never_opens(error)):
-        # Or the function that opens connections has failed by itself.
+        # No retry can open it, or the program's own function has failed.
         return "misconfigured"
-    # What psycopg itself refuses to send is an error of the statement.
+    # An error without an SQLSTATE that is not of the connection: psycopg has refused an argument.
     return state or stage or ("ended" if is_driver_broken else "22000")
 
 
 def _refusal(of: Holding, reply: Effect) -> BaseException:
-    names, in_doubt = of.told_names, reply.get("in_doubt", False)
+    names, in_doubt = of.display_names, reply.get("in_doubt", False)
     cause = of.cause if isinstance(of.cause, Exception) else None
     because = "" if of.cause is None else f": {of.cause}"
     match reply["error"]:
@@ -404,7 +410,7 @@ def _refusal(of: Holding, reply: Effect) -> BaseException:
         case _ if not cause:
             return FenceError("nobody waits for the answer any more")
         case _:
-            error = told(cause, of.role, of_table=bool(of.table))
+            error = typed(cause, of.role, of_table=bool(of.table))
     if error is not cause:
         error.__cause__ = of.cause
     return error

@@ -1,5 +1,5 @@
-"""The statements that are sent, with their arguments. {0} is the extension's schema, if one is
-given; spans of time are texts that every IntervalStyle reads alike."""
+"""The statements of the client, with their arguments. {0} stands for the extension's schema. Spans of
+time are sent as texts that every IntervalStyle reads alike."""
 
 import json
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ _TAKEN = """ AS granted LEFT JOIN LATERAL (
         WHERE granted IS NULL
             AND (i.state IN ('held', 'uncommitted') OR cardinality(i.blocking_pids) > 0)
         ORDER BY i.remaining DESC NULLS LAST LIMIT 1) AS taken ON true"""
-#: A wait is below the role's timeouts, whatever these are.
+#: The wait is at most half of the role's timeouts, so that these do not end it.
 _ACQUIRE = f"""SELECT granted, taken.* FROM {{0}}lease_acquire(
         %s::text, %s::text, %s::text::interval,
         least(%s::text::interval,
@@ -33,21 +33,21 @@ _OUTCOMES = """SELECT outcome, extract(epoch FROM remaining)::float8,
 _KEEP = f"{_OUTCOMES}lease_keep(%s::text[], %s::bigint[])"
 _KEEP_ROWS = f"""{_OUTCOMES}lease_keep_rows(%s::text::regclass, %s::text[]::name[],
     %s::text[]::jsonb[], %s::bigint[], %s::text[]::interval[], %s::text, %s::text)"""
-#: For no longer than that does it wait for the lock of somebody's open transaction.
+#: Bounds the wait for a lock that an open transaction holds.
 _LOCK_TIMEOUT = "set_config('lock_timeout', %s::text, true)"
 _PAIRS = "unnest(%s::text[], %s::bigint[]) AS x(name, token)"
 _RELEASE = f"SELECT {{0}}lease_release(x.name, x.token) FROM {_LOCK_TIMEOUT}, {_PAIRS}"
-#: What a holder has of these names.
+#: Releases those of the names that the holder has.
 _UNDO = f"""SELECT count({{0}}lease_release(n.name, i.first_token))
     FROM {_LOCK_TIMEOUT}, unnest(%s::text[]) AS n(name), {{0}}lease_info(n.name) AS i
     WHERE i.holder = %s::text AND i.state = 'held'"""
-#: In the same order everywhere, so that no two transactions wait for each other.
+#: Sorted, so that two transactions cannot deadlock.
 _GUARD = f"""SELECT count({{0}}lease_guard(x.name, x.token))
     FROM (SELECT x.* FROM {_PAIRS} ORDER BY x.name COLLATE "C") AS x"""
-#: Each transaction makes the number known, and whose it is.
+#: Each transaction registers the number and its holder.
 _GUARD_ADOPTED = f"""SELECT count({{0}}lease_guard(x.name,
         (SELECT {{0}}lease_adopt(x.name, x.token, %s::text)))) FROM {_PAIRS}"""
-#: Returns a name under which there is nothing to be released.
+#: Returns a name that could not be released, or NULL.
 LAST = f"""SELECT min(x.name) FILTER (WHERE {{0}}lease_release(x.name, x.token) IS NULL)
     FROM {_PAIRS}"""
 TOKEN = "SELECT current_setting('pg_fence.token', true)"
@@ -58,9 +58,9 @@ def span(ms: int) -> str:
 
 
 def of_call(call: Call) -> Statement:
-    """An acquire is one try, or a portion of a wait."""
+    """Returns the statement of a call. An acquire is one attempt, or one portion of a wait."""
     pairs, timeout = [call.names, call.tokens], str(max(10, call.limit // 4))
-    match call.of:
+    match call.sender:
         case LeaseState() as of if len(call.names) == 1:
             first = [call.names[0], call.holder, span(of.ttl), span(call.wait), of.metadata]
             flags = [of.shared, of.slots, call.reclaim, of.session]
@@ -83,8 +83,8 @@ def of_call(call: Call) -> Statement:
 
 
 def answer(call: Call, rows: list[tuple[Any, ...]]) -> tuple[Any, ...]:
-    """What its rows say, as the machine takes it."""
-    match call.of:
+    """Returns the rows of a call as the arguments of LeaseStates.answered."""
+    match call.sender:
         case LeaseState():
             ((token, holder, left, state),) = rows
             if token is not None:
@@ -123,7 +123,7 @@ class RowTable(NamedTuple):
     deadline: str
 
     def named(self, key: str) -> str:
-        """The name of a row, for people."""
+        """Returns the name of a row for messages."""
         columns = zip(self.key, json.loads(key), strict=True)
         return f"{'.'.join(self.names)} " + ", ".join(f"{name}={value}" for name, value in columns)
 
@@ -133,17 +133,19 @@ class RowTable(NamedTuple):
 
 
 def guard_row(lease: LeaseState) -> Statement:
-    """Writes the row, so that nobody else gets it, and presents its token; NULL if it is lost."""
+    """Returns the statement that locks the row and presents its token. Its value is NULL if the
+    lease is lost."""
     return lease.table.statement(_GUARD_ROW, lease.names[0], lease.token)
 
 
 def last_row(lease: LeaseState) -> Statement:
-    """NULL if the work has given it up by itself."""
+    """Returns the statement that releases the row. Its value is NULL if the work has done so."""
     return lease.table.statement(_RELEASE_ROWS, list(lease.names), [lease.token])
 
 
 def row_key(key: Mapping[str, Any]) -> str:
-    """The values of a key, as PostgreSQL reads them, for the columns' types are not known here."""
+    """Returns the values of a key as a JSON array of texts, which the server reads as the types of
+    the columns. Raises ValueError for None, TypeError for a value that psycopg cannot send."""
     return json.dumps([_as_text(column, value) for column, value in key.items()])
 
 
@@ -151,7 +153,7 @@ def _as_text(column: str, value: Any) -> str:
     if value is None:
         raise ValueError(f"the key's column {column} has a value: not None")
     if isinstance(value, (bytes, bytearray, memoryview)):
-        # psycopg's own, which it makes without a connection, has quotes doubled.
+        # Without a connection psycopg's dumper doubles the quotes in it.
         return "\\x" + bytes(value).hex()
     try:
         data = Transformer().get_dumper(value, PyFormat.TEXT).dump(value)

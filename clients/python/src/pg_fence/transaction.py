@@ -1,5 +1,5 @@
-"""A transaction under leases; and how each kind of connection begins and ends one, and runs a
-statement, synchronous or not."""
+"""A transaction that is guarded by leases, and how each kind of connection begins it, runs a statement
+and ends it."""
 
 import asyncio
 import contextlib
@@ -23,7 +23,7 @@ from .errors import (
     TransactionLost,
     session_ended,
     sqlstate_of,
-    told,
+    typed,
 )
 from .heartbeat import Heartbeat, Holding, now
 from .statements import Statement
@@ -32,35 +32,36 @@ C = TypeVar("C")
 
 
 def status_of(raw: Any) -> Status:
-    """How far a transaction of the driver's own connection has come, as libpq says it."""
+    """Returns the transaction status of the driver's connection."""
     if hasattr(raw, "is_in_transaction"):
-        # asyncpg does not tell one that has failed.
+        # asyncpg does not distinguish a transaction that has failed.
         return Status.INTRANS if raw.is_in_transaction() else Status.IDLE
     return Status(raw.info.transaction_status)
 
 
 def numbered(sql: str) -> str:
-    """With the placeholders of asyncpg."""
+    """Returns the statement with asyncpg's placeholders."""
     numbers = itertools.count(1)
     return re.sub("%([s%])", lambda of: f"${next(numbers)}" if of[1] == "s" else "%", sql)
 
 
 class Driver:
-    """A transaction of a connection; as it stands here, on psycopg and asyncpg. One that the driver
-    has begun by itself, for a mere SELECT, is ours; within one that somebody else ends
-    (`is_inner`), it is a savepoint."""
+    """A transaction of a connection of psycopg or asyncpg, and the base class of the others. The
+    guard takes over a transaction that the driver has begun for a mere SELECT. Within one that the
+    program ends (`is_inner`) it is a savepoint."""
 
     def __init__(self, connection: Any, is_async: bool):
         self.connection, self.is_async, self.is_inner = connection, is_async, False
         self._began_by_itself = False
-        #: The driver's own connection. A pool's of asyncpg tells nothing once it has ended.
+        #: The driver's connection. That of asyncpg's pool raises once it has ended.
         self.raw: Any = getattr(connection, "_con", connection)
         self._block: Any = None
 
     async def begin(self, register: Callable[[Any], None]) -> None:
-        """`register` is given the driver's own connection before anything is waited for."""
+        """Begins the transaction. `register` is called with the driver's connection before the
+        first statement."""
         is_begun = status_of(self.raw) is not Status.IDLE
-        # asyncpg begins none.
+        # asyncpg never begins one by itself.
         is_ours = getattr(self.raw, "autocommit", True) or self.raw._num_transactions
         self._began_by_itself = is_begun and not is_ours
         self.is_inner = is_begun and not self._began_by_itself
@@ -70,7 +71,7 @@ class Driver:
     async def value(self, sql: str, arguments: Sequence[Any]) -> Any:
         if hasattr(self.raw, "fetchval"):
             return await self.raw.fetchval(numbered(sql), *arguments)
-        # Not as the program would have its cursors and rows.
+        # The program may have set other factories of cursors and rows.
         kind: Any = psycopg.AsyncCursor if self.is_async else psycopg.Cursor
         is_psycopg_3 = isinstance(self.raw, (psycopg.Connection, psycopg.AsyncConnection))
         cursor = kind(self.raw, row_factory=tuple_row) if is_psycopg_3 else self.raw.cursor()
@@ -78,7 +79,7 @@ class Driver:
         return (await settled(cursor.fetchone()))[0]
 
     async def status(self) -> Status:
-        """Before the commit, when an ORM has sent what it had kept back."""
+        """Returns the status before the commit, after an ORM has flushed its pending writes."""
         return status_of(self.raw)
 
     async def commit(self) -> None:
@@ -87,7 +88,7 @@ class Driver:
             await settled(self.connection.commit())
 
     async def rollback(self, error: BaseException) -> None:
-        """If it leaves a transaction open, the connection ends."""
+        """Rolls back. If a transaction is still open then, the connection is ended."""
         if not (self._block or self.is_inner or self.is_closed()) and hasattr(self.raw, "fetchval"):
             # asyncpg learns how a BEGIN that was cancelled has ended with its next statement.
             await self.raw.fetchval("SELECT 1")
@@ -101,9 +102,9 @@ class Driver:
         """Ends the connection."""
         with contextlib.suppress(Exception):
             if hasattr(self.raw, "cancel_safe") and status_of(self.raw) is Status.ACTIVE:
-                # An exception of a signal has left it in the middle of a statement, which holds
-                # what it has locked. If libpq is older than 17, psycopg ignores the timeout, and on
-                # a cut cable the call never returns.
+                # A signal handler's exception has interrupted a statement, which keeps its locks
+                # until it is cancelled. With a libpq before 17 psycopg ignores the timeout, and on
+                # a dead network the call never returns.
                 if self.is_async:
                     await asyncio.wait_for(self.raw.cancel_safe(timeout=2), 3)
                 else:
@@ -134,13 +135,13 @@ class Driver:
 
 
 class SQLAlchemy(Driver):
-    """A Connection or a Session, or their asynchronous ones."""
+    """A Connection or a Session, or an AsyncConnection or an AsyncSession."""
 
     async def begin(self, register: Callable[[Any], None]) -> None:
         of_session = getattr(self.connection, "sync_session", None)
         sync = of_session or getattr(self.connection, "sync_connection", self.connection)
         self._sync, is_begun = sync, sync.in_transaction()
-        # One that a mere query, or a look at an attribute, has begun is ours: nobody else ends it.
+        # The guard takes over a transaction that autobegin has begun for a query or an attribute.
         origin = getattr(sync.get_transaction(), "origin", None)
         was_asked_for = origin is not None and origin.name != "AUTOBEGIN"
         self.is_inner = sync._trans_context_manager is not None or was_asked_for
@@ -175,7 +176,7 @@ class SQLAlchemy(Driver):
         return await super().status()
 
     async def rollback(self, error: BaseException) -> None:
-        # Afterwards the driver's own connection is its pool's.
+        # Afterwards the driver's connection belongs to its pool.
         await self._leave(error)
 
 
@@ -186,7 +187,7 @@ class Django(Driver):
         self.connection.ensure_connection()
         self.raw = self.connection.connection
         if transaction.get_connection(self.connection.alias).connection is not self.raw:
-            # A copy: the transaction, and the guard with it, would be on the one that is named so.
+            # It is a copy: atomic() would begin the transaction on the connection of that alias.
             raise TypeError(
                 "not the connection of that alias in this thread, on which Django begins"
             )
@@ -209,10 +210,10 @@ _KINDS: list[tuple[str, type[Driver], bool, str]] = [
 
 
 def driver_of(connection: Any) -> Driver:
-    """How that kind of connection does it. Raises TypeError if it is none."""
+    """Returns the driver of a connection. Raises TypeError if its kind is not supported."""
     modules = [kind.__module__ for kind in type(connection).__mro__]
     for package, kind, is_async, attribute in _KINDS:
-        # A pool, an engine or a maker of sessions has none of these.
+        # A pool, an engine and a sessionmaker do not have this attribute.
         if hasattr(connection, attribute) and any(one.startswith(package) for one in modules):
             return kind(connection, is_async or isinstance(connection, psycopg.AsyncConnection))
     takes = "a connection of psycopg 3, asyncpg or Django, or a connection or session of SQLAlchemy"
@@ -224,7 +225,7 @@ _FAILED = "a statement of the transaction has failed: all of it is rolled back"
 
 
 class Guard(Block[C]):
-    """A transaction under leases, to be entered by `with` or, on an asynchronous connection, by
+    """A transaction that is guarded by leases, for `with` or, on an asynchronous connection, for
     `async with`."""
 
     def __init__(
@@ -235,7 +236,7 @@ class Guard(Block[C]):
         connection: C,
         adopted: tuple[str, int, str] | None = None,
     ):
-        """`adopted`: a name, its number, and the holder of the number."""
+        """`adopted`: the name, the number and the holder of an adopted lease."""
         if not (holdings or adopted):
             raise ValueError("a guard takes a lease")
         named = [(name, one) for one in holdings if not one.table for name in one.names]
@@ -247,11 +248,13 @@ class Guard(Block[C]):
         self._last = statements.LAST, [self._names, tokens]
         self._heartbeat, self._holdings = heartbeat, holdings
         self._rows = [one for one in holdings if one.table]
-        self._releases, self._is_touching = release, False
-        #: The leases that can be lost under it. Not a row lease whose window is over: its last
-        #: write is checked by the table's trigger.
+        self._releases, self._has_row_locks = release, False
+        #: The leases whose loss ends the transaction. A row lease whose window is over is none of
+        #: them if it is released: the table's trigger checks its last write.
         self._held = [
-            one for one in holdings if not (release and one.table and one.over(now()) == "deadline")
+            one
+            for one in holdings
+            if not (release and one.table and one.end_reason(now()) == "deadline")
         ]
         self._connection, self._driver = connection, driver_of(connection)
         self._is_async = self._driver.is_async
@@ -277,16 +280,16 @@ class Guard(Block[C]):
             except Exception as error:
                 if sqlstate_of(error) != "PF004" or self._driver.is_inner or not self._holdings:
                     raise
-                # After a failover no token speaks until its holder has renewed.
+                # After a failover a token is valid only after a renewal.
                 await self._roll_back(error)
-                self._touched_no_more()
+                self._end_row_locks()
                 await self._heartbeat.renew(self._holdings, self._is_async)
                 await self._driver.begin(self._register)
                 await self._present()
             stage = "work"
             yield self._connection
             stage = "check"
-            # The heartbeat leaves out what is about to be released.
+            # From here on the heartbeat does not renew the leases that are being released.
             await self._heartbeat.last(released, "begins", self._is_async)
             await self._refuse_if_failed()
             stage = "release"
@@ -296,7 +299,7 @@ class Guard(Block[C]):
             await self._driver.commit()
             last = "inner" if self._driver.is_inner else "committed"
         except BaseException as error:
-            meant = self._told(error, stage)
+            meant = self._error_of(error, stage)
             if stage == "commit":
                 is_interrupted = not isinstance(error, Exception)
                 for holding in self._holdings:
@@ -308,7 +311,7 @@ class Guard(Block[C]):
                     last = "in doubt"
             await self._roll_back(error)
             if sqlstate_of(error) in {"PF001", "PF004"} and self._holdings:
-                # The next renewal tells whether it is lost; but the connection is sound.
+                # The next renewal shows whether the lease is lost. The connection is usable.
                 self._heartbeat.suspect(self._holdings)
             if meant is error:
                 raise
@@ -317,28 +320,28 @@ class Guard(Block[C]):
             self._unregister()
             if stage in {"check", "release", "commit"}:
                 await self._heartbeat.last(released, last, self._is_async)
-            self._touched_no_more()
+            self._end_row_locks()
 
     async def _present(self) -> None:
         for holding in self._rows:
             if await self._value(statements.guard_row(holding)) is None:
                 self._heartbeat.suspect([holding])
-                raise LeaseLost("gone", holding.told_names)
-        self._is_touching = bool(self._rows)
-        if self._is_touching:
-            await outcome(self._heartbeat.touches(self._rows, begins=True), self._is_async)
+                raise LeaseLost("gone", holding.display_names)
+        self._has_row_locks = bool(self._rows)
+        if self._has_row_locks:
+            await outcome(self._heartbeat.row_locks(self._rows, begins=True), self._is_async)
         if self._names:
             await self._value(self._begin)
 
     async def _value(self, statement: Statement) -> Any:
         return await self._driver.value(*self._heartbeat.of_schema(statement))
 
-    def _touched_no_more(self) -> None:
-        if self._is_touching:
-            self._is_touching = False
-            # Nothing is waited for: a task that is cancelled by the loss that may come of it knows
-            # by then that it has committed.
-            self._heartbeat.touches(self._rows, begins=False)
+    def _end_row_locks(self) -> None:
+        if self._has_row_locks:
+            self._has_row_locks = False
+            # This does not wait: the input may end the lease, which cancels this task, and the
+            # commit would then be reported as in doubt.
+            self._heartbeat.row_locks(self._rows, begins=False)
 
     async def _release(self) -> None:
         for holding in self._rows:
@@ -348,7 +351,7 @@ class Guard(Block[C]):
             raise LeaseLost("gone", (gone,))
 
     def _register(self, connection: Any) -> None:
-        """From here on a loss breaks the connection off, also if it hangs."""
+        """From here on a loss cuts the connection, also while a statement hangs on it."""
         self._socket = handle_of(connection)
         for holding in self._held:
             holding.sockets.add(self._socket)
@@ -361,11 +364,12 @@ class Guard(Block[C]):
             self._socket.close()
 
     async def _refuse_if_failed(self) -> None:
-        """If the work has swallowed an error, the commit would roll back, and say nothing."""
+        """Raises TransactionLost if the work has swallowed an error, after which a COMMIT would roll
+        back without an error, or if it has ended the transaction."""
         status = await self._driver.status()
         if status is Status.INERROR:
             raise TransactionLost(_FAILED)
-        # A driver may have begun another one by itself; but the token is of this one alone.
+        # The driver may have begun another transaction, which does not have the token.
         if status is Status.IDLE or not await self._driver.value(statements.TOKEN, []):
             ended = (
                 "the work has ended the transaction itself: what it did after that was not guarded"
@@ -373,25 +377,25 @@ class Guard(Block[C]):
             raise TransactionLost(ended, in_doubt=True)
 
     async def _roll_back(self, error: BaseException) -> None:
-        """A connection on which it fails, or is interrupted, ends. Any other is sound, and no loss
-        breaks it off any more."""
+        """Rolls back, or ends the connection if that fails or is interrupted. Afterwards a loss does
+        not cut the connection."""
         try:
             await self._driver.rollback(error)
         except BaseException as failed:
             await self._driver.abort()
-            # Else the error that led here is the one to tell.
+            # Otherwise the caller raises the error that led here.
             if not isinstance(failed, Exception):
                 raise
         self._unregister()
 
-    def _told(self, error: BaseException, stage: str) -> BaseException:
-        """The typed error, if it is one. A connection that a loss has broken off tells the loss."""
+    def _error_of(self, error: BaseException, stage: str) -> BaseException:
+        """Returns the error to raise. If a loss has cut the connection, that is the loss."""
         if isinstance(error, FenceError) or not isinstance(error, Exception):
             return error
-        # What an ORM or a pipeline has not sent yet is sent before these, and is the program's.
+        # At the other stages an ORM or a pipeline may send statements of the program.
         state, is_ours = sqlstate_of(error), stage in {"begin", "release"}
         ends, is_closed = session_ended(error), self._driver.is_closed()
-        # The work may use other connections, too.
+        # The work may use other connections, whose end is not the end of this one.
         if (ends or is_closed) and (stage != "work" or (ends and (state != "" or is_closed))):
             lost = [holding.loss() for holding in self._held if holding.is_lost]
             message = f"the session ended under the transaction: {error}"
@@ -399,7 +403,7 @@ class Guard(Block[C]):
         if stage == "check" and state == "25P02":
             return TransactionLost(_FAILED)
         role = getattr(getattr(self._driver.raw, "info", None), "user", None)
-        meant = told(error, role, is_ours, of_table=not self._names)
+        meant = typed(error, role, is_ours, of_table=not self._names)
         is_of_number = stage == "begin" and not self._holdings and state in {"22004", "PF004"}
         if is_of_number and isinstance(meant, Refused):
             # NULL from lease_adopt: an older number is guarded. PF004 from it: another holder has

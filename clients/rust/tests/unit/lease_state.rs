@@ -46,7 +46,7 @@ struct Player {
 
 impl Player {
     fn new(vector: &Value) -> Player {
-        let spread = vector["spread"].as_i64().unwrap_or(0);
+        let spread = vector["jitter"].as_i64().unwrap_or(0);
         let (states, lead) = (LeaseStates::new(spread, LONGEST_CALL), LeadState::new(0, spread));
         Player { states, lead, ids: HashMap::new() }
     }
@@ -142,7 +142,7 @@ impl Player {
             }
             "give_up" => Box::new(move |states| states.give_up(acquire)),
             "release" => Box::new(move |states| states.release(key)),
-            "last" => {
+            "last_transaction" => {
                 let stage = match of["stage"].as_str().expect("a stage") {
                     "begins" => Stage::Begins,
                     "committed" => Stage::Committed,
@@ -153,11 +153,11 @@ impl Player {
                 };
                 Box::new(move |states| states.last(&keys, stage))
             }
-            "touches" => Box::new(move |states| states.touches(key)),
-            "ended" => Box::new(move |states| states.ended(key)),
+            "row_locked" => Box::new(move |states| states.touches(key)),
+            "row_unlocked" => Box::new(move |states| states.ended(key)),
             "suspect" => Box::new(move |states| states.suspect(&keys)),
             "close" => Box::new(LeaseStates::close),
-            "died" => Box::new(LeaseStates::died),
+            "heartbeat_died" => Box::new(LeaseStates::died),
             "tick" | "check" => Box::new(|_| {}),
             "sent" => Box::new(move |states| states.sent(call)),
             "answer" => {
@@ -169,7 +169,7 @@ impl Player {
                 Box::new(move |states| states.failed(call, &code, is_broken))
             }
             "disconnected" => {
-                let on = of["on"].as_u64().expect("a connection");
+                let on = of["connection"].as_u64().expect("a connection");
                 Box::new(move |states| states.disconnected(on))
             }
             other => panic!("there is no input {other}"),
@@ -221,7 +221,7 @@ impl Player {
                 };
                 let Pairs { names, tokens, table, .. } = &call.pairs;
                 let mut written = json!({
-                    "call": call.number, "on": call.on, "open": call.opens, "names": names,
+                    "call": call.number, "connection": call.connection, "open": call.opens, "names": names,
                     "tokens": tokens, "limit": call.limit, "do": what,
                     "table": table.as_ref().map(|table| &table.name),
                 });

@@ -221,7 +221,7 @@ public final class Fence implements AutoCloseable {
                                 ? leader.notGranted(Clock.now(), cause)
                                 : leader.workFailed(
                                         Clock.now(),
-                                        cause.equals("passing") ? "own" : cause,
+                                        cause.equals("transient") ? "own" : cause,
                                         leading.isLost());
             }
         }

@@ -151,7 +151,7 @@ public sealed class FenceException extends RuntimeException {
         REFUSED,
         SESSION,
         AT_MOST,
-        KEEPER,
+        HEARTBEAT,
         RELEASED,
         UNCONFIRMED;
 
@@ -336,7 +336,7 @@ public sealed class FenceException extends RuntimeException {
         }
         return isEnd(error) && !neverOpens(error)
                 ? "ConnectionLost"
-                : LeaseState.passes(state) ? "passing" : "own";
+                : LeaseState.passes(state) ? "transient" : "own";
     }
 
     /** The meaning of an error of the work's own: a refusal of the fence, or itself. */

@@ -269,8 +269,8 @@ final class Heartbeat {
     // Calls
 
     private void send(Call call) {
-        One one = call.open ? new One(call.on) : connections.get(call.on);
-        connections.put(call.on, one);
+        One one = call.open ? new One(call.connection) : connections.get(call.connection);
+        connections.put(call.connection, one);
         // What confirms a lease is its acquire's as well.
         Acquire acquire = acquires.getOrDefault(call.asker, new Acquire(call.names, null));
         Statements.Statement statement =

@@ -74,7 +74,7 @@ final class LeaseState {
      * #sent} told.
      */
     static final class Call implements Effect {
-        int call, on;
+        int call, connection;
         final String verb;
         final long limit;
         final List<Grant> grants;
@@ -428,8 +428,8 @@ final class LeaseState {
         }
     }
 
-    void disconnected(int on) {
-        Link link = links.get(on);
+    void disconnected(int connection) {
+        Link link = links.get(connection);
         List.copyOf(calls.values()).stream()
                 .filter(c -> c.link == link)
                 .forEach(c -> failed(c, "ended", true));
@@ -440,7 +440,7 @@ final class LeaseState {
 
     /** What keeps the leases is broken. */
     void died() {
-        all().stream().filter(Grant::isHeld).forEach(g -> lose(g, KEEPER, g.names));
+        all().stream().filter(Grant::isHeld).forEach(g -> lose(g, HEARTBEAT, g.names));
     }
 
     // What can be asked at any time
@@ -603,7 +603,7 @@ final class LeaseState {
         }
         c.call = ++lastCall;
         c.link = on.link;
-        c.on = c.link.number;
+        c.connection = c.link.number;
         c.sent = -1;
         c.until = now + max(c.limit, SHORTEST_OPENING);
         if (!c.open) {
@@ -715,7 +715,7 @@ final class LeaseState {
         }
         // The second error in a row: another connection.
         if (isOfNoUse || c.link.errorsInARow > 1 || c.link.isLeaving) {
-            effects.add(new Cut(c.on));
+            effects.add(new Cut(c.connection));
             leave(c.link);
         }
         switch (c.verb) {
@@ -1228,7 +1228,7 @@ final class LeaseState {
         private static boolean passes(String cause) {
             return cause.matches(
                     "(Lease|Transaction|Connection)Lost|LeaseTaken"
-                            + "|NoAnswer|NoConnection|passing");
+                            + "|NoAnswer|NoConnection|transient");
         }
 
         /** The work ends by itself. */
