@@ -213,7 +213,7 @@ func sessionEnded(err error) bool {
 	if state := stateOf(err); state != "" {
 		// Idle in transaction, transaction_timeout, terminated, crashed, starting, idle, too many
 		// connections.
-		return isOf(state, "25P03", "25P04", "57P01", "57P02", "57P03", "57P05", "53300", "08")
+		return hasAnyPrefix(state, "25P03", "25P04", "57P01", "57P02", "57P03", "57P05", "53300", "08")
 	}
 	var network *net.OpError
 	var connecting *pgconn.ConnectError
@@ -236,7 +236,7 @@ func typed(err error, isOfWork bool, role string) error {
 	var told *Error
 	state := stateOf(err)
 	switch {
-	case errors.As(err, &told), isOfWork && !isOf(state, "PF"), state == "55P03":
+	case errors.As(err, &told), isOfWork && !hasAnyPrefix(state, "PF"), state == "55P03":
 	case state == "42883", state == "3F000":
 		return tell(NotInstalled, err, "pg_fence is not installed in this database, or not on the "+
 			"search_path: CREATE EXTENSION pg_fence, or name the schema that it is in, "+
@@ -251,7 +251,7 @@ func typed(err error, isOfWork bool, role string) error {
 			remedy = anotherRole
 		}
 		return tell(NotGranted, err, "the role %s may not use the lease: %v; %s", role, err, remedy)
-	case isOf(state, "PF", "22", "55", "0A", "53"):
+	case hasAnyPrefix(state, "PF", "22", "55", "0A", "53"):
 		return refused(err, state)
 	}
 	return err

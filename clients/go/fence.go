@@ -92,7 +92,7 @@ func (o Options) acquire(names []string) (*acquire, error) {
 		}
 		o.Metadata = string(text)
 	}
-	return &acquire{names: names, options: o, ask: ask{
+	return &acquire{names: names, options: o, acquireArgs: acquireArgs{
 		Names: names, TTL: o.TTL.Milliseconds(), Wait: o.Wait.Milliseconds(),
 		Holder: cmp.Or(o.Holder, newHolder()), Named: o.Holder != "", Reclaim: o.Reclaim,
 		Session: o.Session, Shared: o.Shared || o.Slots > 1, AtMost: o.AtMost.Milliseconds(),
@@ -183,7 +183,7 @@ func (f *Fence) Lead(ctx context.Context, name string, ttl time.Duration, work W
 	}
 	// If the answer to an acquire was lost, its own holder takes the grant over.
 	a.Reclaim = true
-	d := &leadState{ttl: a.TTL, spread: f.h.states.spread}
+	d := &leadState{ttl: a.TTL, jitter: f.h.states.jitter}
 	effects := d.start()
 	for {
 		var pause time.Duration
@@ -228,12 +228,12 @@ func causeOf(err error) string {
 	case isTold && told.Kind == NoConnection &&
 		(told.cause == nil || codeOfOpening(told.cause) == "connect"):
 		return "NoConnection"
-	case isOf(state, "PF001", "PF004"):
+	case hasAnyPrefix(state, "PF001", "PF004"):
 		// The next renewal tells.
 		return "LeaseLost"
 	case sessionEnded(err):
 		return "ConnectionLost"
-	case passes(state):
+	case isTransient(state):
 		return "transient"
 	}
 	return "own"

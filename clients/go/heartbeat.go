@@ -46,7 +46,7 @@ type heartbeat struct {
 
 // acquire is one that is under way.
 type acquire struct {
-	ask
+	acquireArgs
 	names   []string
 	options Options
 	// table and token are of a row, whose names are the table and the key.
@@ -121,7 +121,7 @@ func (h *heartbeat) look() {
 	h.input(0, func() {})
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if at := now(); at-h.lookedAt >= lookAgain*time.Millisecond/2 {
+	if at := now(); at-h.lookedAt >= checkInterval*time.Millisecond/2 {
 		h.lookedAt = at
 		for _, c := range h.connections {
 			go h.lookAt(c)
@@ -273,7 +273,7 @@ func (h *heartbeat) run(e effect, c *connection, a *acquire, s statement) {
 				return err
 			}
 			h.input(e.Call, func() { h.states.sent(e.Call) })
-		} else if c.hasEnded(tryAgain * time.Millisecond) {
+		} else if c.hasEnded(retryInterval * time.Millisecond) {
 			code = "unsent"
 			return nil
 		}
@@ -317,9 +317,9 @@ func (h *heartbeat) acquire(ctx context.Context, a *acquire) (*Lease, error) {
 		a.ID = strconv.Itoa(h.lastID)
 		h.acquires[a.ID] = a
 		if a.table == "" {
-			h.states.acquire(a.ask)
+			h.states.acquire(a.acquireArgs)
 		} else {
-			h.states.keepRow(a.ask, a.table, a.token)
+			h.states.keepRow(a.acquireArgs, a.table, a.token)
 		}
 	})
 	var e effect
@@ -333,7 +333,7 @@ func (h *heartbeat) acquire(ctx context.Context, a *acquire) (*Lease, error) {
 		// The call was cut; its error says where it hung.
 		select {
 		case <-a.failed:
-		case <-time.After(tryAgain * time.Millisecond):
+		case <-time.After(retryInterval * time.Millisecond):
 		}
 	}
 	switch {
@@ -382,5 +382,5 @@ func (h *heartbeat) suspect(leases Leases) {
 
 // last tells how far the transaction has come that releases them.
 func (h *heartbeat) last(leases Leases, stage string) {
-	h.input(0, func() { h.states.last(leases.keys(), stage) })
+	h.input(0, func() { h.states.lastTransaction(leases.keys(), stage) })
 }

@@ -6,25 +6,27 @@ import (
 	"strings"
 )
 
-// What a client decides about its leases. The specification is ../spec/lease_state.md, and the
-// tests play its vectors. There is no clock, goroutine or socket here: each input has the time, in
-// milliseconds of a monotonic clock, and returns effects to be carried out in their order.
+// The state machine of the client's leases. Its specification is ../spec/lease_state.md, and the
+// tests play the vectors of ../spec/vectors. The machine has no clock, goroutine or socket: each
+// input comes with the time, in milliseconds of a monotonic clock, and returns effects, which the
+// heartbeat carries out in their order.
 
 const (
-	longestCall, shortestOpening              = 10_000, 2_000
-	shortestPause, shortestWait, longestPause = 10, 250, 10_000
-	portion, tryAgain, afterPortion           = 2_000, 250, 50
-	firstRetry, leastPatience, longestQueue   = 20, 1_000, 20_000
-	lookAgain, closing                        = 1_000, 5_000
-	mostPairs, mostReleased                   = 10_000, 200
-	beatsPerTTL, mostBeats                    = 3, 2
-	never                                     = int64(1) << 60
+	longestCall, shortestOpening                = 10_000, 2_000
+	shortestPause, shortestWait, longestPause   = 10, 250, 10_000
+	waitPortion, retryInterval, portionInterval = 2_000, 250, 50
+	firstRetry, shortestRetryTime, queueTimeout = 20, 1_000, 20_000
+	checkInterval, closeTimeout                 = 1_000, 5_000
+	maxPairs, maxReleasedNames                  = 10_000, 200
+	beatsPerTTL, maxBeatsInARow                 = 3, 2
+	never                                       = int64(1) << 60
 )
 
-// effect is what the shell carries out. The fields that are set say of which kind it is.
+// effect is one action of the heartbeat. Which fields are set depends on its kind.
 type effect struct {
-	// Call is the number of a statement to be sent on a Connection, which is to be opened before; it
-	// may be For an acquire, or confirm what that has got.
+	// Call is the number of a statement to send on a Connection, which is opened first if the call
+	// is Open. For is the id of the acquire that it serves; a renewal has the key of its first
+	// lease, whose acquire may have no reply yet.
 	Call, Connection int
 	Open             bool
 	Do, For, Table   string
@@ -32,7 +34,7 @@ type effect struct {
 	Tokens           []int64
 	Wait, Limit      int64
 	Reclaim          bool
-	// Cut and HangUp end a connection: at once, whatever hangs in it; or as it should be.
+	// Cut ends a connection at once, whatever hangs in it, and HangUp ends it as it should be.
 	Cut, HangUp int
 	// Event is acquired, renewed, lost or released, of the lease Key.
 	Event, Key       string
@@ -47,14 +49,14 @@ type effect struct {
 	// Log is a line of the log.
 	Log, Code string
 	Count     int
-	// Closed: everything is given back, or its time is over.
+	// Closed is the end of a close: everything is released, or the time for it is over.
 	Closed bool
-	// Lead is what a leader does: acquire, work, pause, or end.
+	// Lead is the next step of a leader: acquire, work, pause, or end.
 	Lead  string
 	Pause int64
 }
 
-// state is that of a lease, which lives in the first two.
+// state is the state of a lease after its grant. A lease that is confirming or held is live.
 type state int
 
 const (
@@ -65,228 +67,268 @@ const (
 	released
 )
 
-// link is a connection, whose it is, and its errors in a row.
-type link struct {
+// connectionState is a connection, its owner, and the errors in a row on it.
+type connectionState struct {
 	number, errors int
-	owner          *caller
+	owner          *sender
 	isBusy         bool
 }
 
-// caller is who calls over a connection: an acquire, a lease, an undo, a release, or all of them.
-type caller struct {
-	link              *link
-	isCalling, isOver bool
+// sender is what sends calls: a request, a lease, an undo or a release. The machine itself sends
+// the calls on the shared connection.
+type sender struct {
+	// connection is the one that the sender owns, or nil.
+	connection          *connectionState
+	isCalling, hasEnded bool
 }
 
-func (c *caller) calls(is bool) { c.isCalling = is }
+func (o *sender) setCalling(isCalling bool) { o.isCalling = isCalling }
 
-// isFree tells that nothing is called over its connection, or that it has none.
-func (c *caller) isFree() bool { return c.link == nil || !c.link.isBusy }
+// isFree reports whether the sender has no connection, or no call is under way on it.
+func (o *sender) isFree() bool { return o.connection == nil || !o.connection.isBusy }
 
-// leaseState is one lease. The connection that it owns is the one over which it is confirmed; of a
-// session lease, the one that it ends with.
+// leaseState is one lease, from its grant on. The connection that has acquired it may confirm it. A
+// session lease keeps that connection, and ends with it.
 type leaseState struct {
-	caller
+	sender
 	key              string
 	names            []string
 	token, ttl       int64
-	table            string
+	table            string // of a row lease
 	request          *request
 	state            state
 	reason           Reason
 	advice           string
 	deadline, beatAt int64
-	atMost           int64
-	resting          int // last transactions under way
-	touched          int // transactions of a row lease's own worker that hold the row
-	isEnding         bool
-	isTold           bool
-	isAnswered       bool // whether the last renewal that was sent has had an answer
-	rest             []string
+	// endsAt is the time at which AtMost is over, and the lease is lost.
+	endsAt int64
+	// lastTransactions and rowLocks are the numbers of last transactions under way, and of the
+	// worker's transactions that have locked the row.
+	lastTransactions, rowLocks int
+	// hasUncommittedRelease is set after a release in a savepoint: the program's transaction has
+	// not committed yet.
+	hasUncommittedRelease bool
+	// isReported is set once the event acquired was emitted.
+	isReported bool
+	// isRenewalAnswered is false while the last renewal that was sent has no answer.
+	isRenewalAnswered bool
+	// unreleased are the names that the server may still hold for a lost lease.
+	unreleased []string
 }
 
-func (l *leaseState) holds() bool { return l.state == held }
-func (l *leaseState) lives() bool { return l.state <= held }
+func (l *leaseState) isHeld() bool { return l.state == held }
+func (l *leaseState) isLive() bool { return l.state <= held }
 
-// waits tells that it is not to be renewed now.
-func (l *leaseState) waits() bool { return l.isCalling || l.resting > 0 || l.touched > 0 }
-
-// isOwn tells that it is confirmed over a connection of its own.
-func (l *leaseState) isOwn() bool { return l.state == confirming && l.link != nil }
-
-// confirmsRow tells that its next call does.
+// confirmsRow reports whether the next call of the lease confirms a row. That call has no other
+// leases: its error is returned by KeepRow, as a name or a value of the key may be wrong.
 func (l *leaseState) confirmsRow() bool { return l.table != "" && l.state == confirming }
 
-// least is the shortest time until the next renewal, where that much is left.
-func (l *leaseState) least(left int64) int64 {
+// confirmsSeparately reports whether the connection that has acquired the lease confirms it.
+func (l *leaseState) confirmsSeparately() bool {
+	return l.state == confirming && l.connection != nil
+}
+
+// isBusy reports whether the lease must not be renewed now.
+func (l *leaseState) isBusy() bool {
+	return l.isCalling || l.lastTransactions > 0 || l.rowLocks > 0
+}
+
+// isRenewable reports whether the shared connection renews the lease at beatAt.
+func (l *leaseState) isRenewable() bool {
+	return l.isLive() && !l.isBusy() && !l.confirmsSeparately()
+}
+
+// shortestInterval is the shortest time until the next renewal, if left remains until the deadline.
+func (l *leaseState) shortestInterval(left int64) int64 {
 	return min(max(shortestPause, l.ttl/60), left/4)
 }
 
-// ask is what an acquire asks for.
-type ask struct {
+// acquireArgs are the arguments of an acquire.
+type acquireArgs struct {
 	ID                      string
 	Names                   []string
 	TTL, Wait               int64
-	Holder                  string // unique for this acquire, unless it is Named by the caller
+	Holder                  string // unique for this acquire, unless it is Named by the program
 	Named, Reclaim, Session bool
 	Shared                  bool // or of slots
 	AtMost                  int64
 }
 
+// request is an acquire, from its input to its reply.
 type request struct {
-	caller
-	ask
-	number           int // of the acquires, in their order
-	begun, until, at int64
-	tries            int
-	isOut            bool // it waits for the end of an outage
-	doubt            *doubt
-	lease            *leaseState
+	sender
+	acquireArgs
+	number                    int // in the order of the acquires
+	requestedAt, until, dueAt int64
+	tries                     int
+	inOutage                  bool // true while it waits for the end of an outage
+	doubt                     *doubt
+	lease                     *leaseState // after the grant
 }
 
-// doubt is of a call that was sent, and has had no answer: until then it may still be carried out.
+// doubt is the time at which a call was sent that got no answer, and until which the server may
+// carry it out.
 type doubt struct{ sent, until int64 }
 
-func (r *request) isOne() bool    { return len(r.Names) == 1 }
-func (r *request) isOwn() bool    { return r.Session || r.Wait > 0 && r.isOne() }
-func (r *request) asks() bool     { return !r.isCalling && r.lease == nil }
-func (r *request) reclaims() bool { return r.Reclaim || r.isOne() && !r.Shared && !r.Named }
+func (r *request) hasOneName() bool { return len(r.Names) == 1 }
 
-// undo releases what an acquire in doubt may have been granted.
+// acquiresSeparately reports whether a separate connection sends the acquire.
+func (r *request) acquiresSeparately() bool { return r.Session || r.Wait > 0 && r.hasOneName() }
+
+// isQueued reports whether the request waits to send its next call.
+func (r *request) isQueued() bool { return !r.isCalling && r.lease == nil }
+
+func (r *request) mayReclaim() bool {
+	return r.Reclaim || r.hasOneName() && !r.Shared && !r.Named
+}
+
+// undo releases what the server may have granted to an acquire that got no answer.
 type undo struct {
-	caller
+	sender
 	doubt
-	of    *request
-	at    int64
-	tries int
+	request *request
+	dueAt   int64
+	tries   int
 }
 
-// giveBack is a release: of leases, until it is over.
-type giveBack struct {
-	caller
-	leases             []*leaseState
-	at, until          int64
-	tries              int
-	isInDoubt, isAlone bool
+// release is a release of some leases, from its queueing to its answer or its end without one.
+type release struct {
+	sender
+	leases       []*leaseState
+	dueAt, until int64
+	tries        int
+	isInDoubt    bool // an earlier attempt may have released the leases
+	isAlone      bool // no other release joins its call
 }
 
-// call is one that is under way: Open until its connection is there.
+// call is one statement on one connection. If it is Open, the connection is opened first.
 type call struct {
 	effect
-	link        *link
+	connection *connectionState
+	// sent is the time of the sending, and until the limit of the call.
 	sent, until int64
-	of          interface{ calls(bool) } // a request, an undo or a giveBack; nil of renewals
-	leases      []*leaseState
+	// sender is what waits for the answer: a request, an undo or a release. A renewal has nil: its
+	// answer is for leases.
+	sender interface{ setCalling(bool) }
+	leases []*leaseState
 }
 
-// leaseStates are all leases of a fence. The connection that they own is the one that all share.
+// leaseStates is the machine of all leases of a fence. The connection that it owns is the shared
+// connection.
 type leaseStates struct {
-	caller
-	// spread is between 0 and 1000, and makes the pauses of clients differ.
-	spread, now   int64
+	sender
+	// jitter (0 to 1000) shortens the machine's pauses, so that clients do not retry at the same time.
+	jitter, now   int64
 	effects, logs []effect
-	leases        []*leaseState
-	requests      []*request
-	undos         []*undo
-	giveBacks     []*giveBack
-	calls         []*call
-	links         []*link
-	lastRequest   int
-	lastCall      int
-	lastLink      int
-	beats         int // in a row
-	isOut         bool
-	isLossLogged  bool
-	closedAt      int64
-	isDone        bool
+	// requests are the acquires that have no reply yet. Requests and leases are in the order of the
+	// acquires.
+	requests       []*request
+	leases         []*leaseState
+	undos          []*undo
+	releases       []*release
+	calls          []*call
+	connections    []*connectionState
+	lastRequest    int
+	lastCall       int
+	lastConnection int
+	beatsInARow    int
+	inOutage       bool
+	isLossLogged   bool
+	closedAt       int64
+	hasClosed      bool
 }
 
-func newLeaseStates(spread int64) *leaseStates {
-	return &leaseStates{spread: spread, closedAt: never}
+func newLeaseStates(jitter int64) *leaseStates {
+	return &leaseStates{jitter: jitter, closedAt: never}
 }
 
-// What the program asks. Each of these is an input, within a step
+// Inputs from the program. Each is passed to step.
 
-func (s *leaseStates) acquire(a ask) *request {
+func (s *leaseStates) acquire(args acquireArgs) *request {
 	s.lastRequest++
-	r := &request{ask: a, number: s.lastRequest, begun: s.now, at: s.now}
-	r.until = s.now + min(a.Wait, never)
+	r := &request{acquireArgs: args, number: s.lastRequest, requestedAt: s.now, dueAt: s.now}
+	r.until = s.now + min(args.Wait, never)
 	r.TTL, r.AtMost = min(r.TTL, never), cmp.Or(r.AtMost, never)
 	s.requests = append(s.requests, r)
 	if s.closedAt < never {
-		s.finish(r, effect{Error: "Closed"})
+		s.reply(r, effect{Error: "Closed"})
 	}
 	return r
 }
 
-// keepRow keeps the row whose key is the name that is asked for: the worker's own statement has
-// claimed it, at a time that is not known.
-func (s *leaseStates) keepRow(a ask, table string, token int64) {
-	if r := s.acquire(a); !r.isOver {
+// keepRow keeps a row that the program has claimed with token. The only name of args is its key.
+func (s *leaseStates) keepRow(args acquireArgs, table string, token int64) {
+	if r := s.acquire(args); !r.hasEnded {
+		// The program has claimed the row at an unknown time, so a renewal confirms it first.
 		s.granted(r, token, s.now-r.TTL, table)
 	}
 }
 
 func (s *leaseStates) giveUp(id string) {
 	if r := find(s.requests, func(r *request) bool { return r.ID == id }); r != nil {
-		s.finish(r, effect{Error: "GivenUp"})
+		s.reply(r, effect{Error: "GivenUp"})
 	}
 }
 
 func (s *leaseStates) release(key string) {
 	switch l := s.lease(key); {
 	case l == nil:
-	case l.holds():
-		s.giveBack(l, false)
+	case l.isHeld():
+		s.queueRelease(l, false)
 	case l.state == lost:
-		s.giveBackRest(l)
+		s.releaseAfterLoss(l)
 	}
 }
 
-// last is a transaction that releases: it "begins" to; "committed", "rolled back", "in doubt", or
-// "inner": a savepoint, after which the program's own transaction goes on.
-func (s *leaseStates) last(keys []string, stage string) {
-	for _, l := range s.those(keys) {
+// lastTransaction is an input of a transaction that releases the leases. The stage "begins" comes
+// before its release statement, and then one of "committed", "rolled back", "in doubt" (the commit
+// got no answer) and "inner" (a savepoint was released, and the program's transaction goes on).
+func (s *leaseStates) lastTransaction(keys []string, stage string) {
+	for _, l := range s.known(keys) {
 		if stage == "begins" {
-			l.resting++
+			l.lastTransactions++
 			continue
 		}
-		l.resting--
+		l.lastTransactions--
 		switch {
-		case !l.holds():
+		case !l.isHeld():
 		case stage == "committed":
-			s.end(l, "")
+			s.markReleased(l, "")
 		case stage == "in doubt":
-			s.giveBack(l, true)
+			s.queueRelease(l, true)
 		default:
-			l.beatAt, l.isEnding = s.now, stage == "inner"
+			l.beatAt, l.hasUncommittedRelease = s.now, stage == "inner"
 		}
 	}
 }
 
-// touches tells of a transaction that has written the row of a row lease: until it has ended nobody
-// else can claim the row.
-func (s *leaseStates) touches(key string, begins bool) {
-	switch l := s.lease(key); {
-	case l == nil:
-	case begins:
-		l.touched++
-	default:
-		l.touched--
+// rowLocked is the input that the worker's transaction has locked the row, which nobody else can
+// claim meanwhile.
+func (s *leaseStates) rowLocked(key string) {
+	if l := s.lease(key); l != nil {
+		l.rowLocks++
+	}
+}
+
+// rowUnlocked is the input that a transaction of rowLocked has ended.
+func (s *leaseStates) rowUnlocked(key string) {
+	if l := s.lease(key); l != nil {
+		l.rowLocks--
 		l.beatAt = min(l.beatAt, s.now)
 		s.endByClock(0)
 	}
 }
 
+// suspect has the leases renewed at once: a guard was refused.
 func (s *leaseStates) suspect(keys []string) {
-	for _, l := range s.those(keys) {
+	for _, l := range s.known(keys) {
 		l.beatAt = s.now
 	}
 }
 
 func (s *leaseStates) check(key string) {
 	e := effect{Reply: key}
-	if l := s.lease(key); l == nil || !l.holds() {
+	if l := s.lease(key); l == nil || !l.isHeld() {
 		e.Error, e.Reason = "LeaseLost", ReasonReleased
 		if l != nil && l.state == lost {
 			e.Reason, e.Advice = l.reason, l.advice
@@ -298,54 +340,48 @@ func (s *leaseStates) check(key string) {
 func (s *leaseStates) close() {
 	s.closedAt = min(s.closedAt, s.now)
 	for _, r := range s.requests {
-		s.finish(r, effect{Error: "Closed"})
+		s.reply(r, effect{Error: "Closed"})
 	}
 	for _, l := range s.leases {
-		if l.holds() {
-			s.giveBack(l, false)
+		if l.isHeld() {
+			s.queueRelease(l, false)
 		}
 	}
 }
 
-// What the connections say
+// Inputs from the connections
 
-// sent tells that the connection of a call with Open is there, and that it is sent next.
+// sent is the input that the connection of a call with Open is established, and the call is sent
+// next.
 func (s *leaseStates) sent(number int) {
 	if c := s.call(number); c != nil && c.Open {
-		s.isSent(c)
+		s.markSent(c)
 	}
 }
 
-func (s *leaseStates) isSent(c *call) {
-	c.Open, c.sent, c.until = false, s.now, s.now+c.Limit
-	if c.of == nil {
-		for _, l := range c.leases {
-			l.isAnswered = false
-		}
-	}
-}
-
-// outcome is a row of a renewal. Below 0 nothing is told of a time.
+// outcome is a row of a renewal: kept, lost, refused or later. A time below 0 is missing.
 type outcome struct {
-	is                 string
+	kind               string
 	remaining, againIn int64
 	code               string
 }
 
-// taken is of whoever has the lease that was asked for.
+// taken is the answer of an acquire without a grant: who holds the lease, and for how long.
 type taken struct {
 	Holder    string
 	Remaining int64
 	State     string
 }
 
-// answer is what a call is answered with: an acquire with a token, or taken.
+// answer is the answer to a call. An acquire has a token, or taken.
 type answer struct {
 	token    int64
 	taken    *taken
 	outcomes []outcome
+	// released has an element for each name of a release, true if the server has released it.
 	released []bool
-	undone   int64
+	// undone is the number of leases that an undo has released.
+	undone int64
 }
 
 func (s *leaseStates) answered(number int, a answer) {
@@ -353,311 +389,288 @@ func (s *leaseStates) answered(number int, a answer) {
 	if c == nil {
 		return
 	}
-	s.over(c)
-	s.isOut, s.isLossLogged, c.link.errors = false, false, 0
-	switch of := c.of.(type) {
+	s.endCall(c)
+	s.inOutage, s.isLossLogged, c.connection.errors = false, false, 0
+	switch sender := c.sender.(type) {
 	case *request:
-		s.acquireAnswered(c, of, a)
+		s.acquireAnswered(c, sender, a)
 	case *undo:
-		s.undoAnswered(of, a.undone)
-	case *giveBack:
-		s.releaseAnswered(of, a.released)
+		s.undoAnswered(sender, a.undone)
+	case *release:
+		s.releaseAnswered(sender, a.released)
 	default:
 		s.keepAnswered(c, a.outcomes)
 	}
 }
 
-// failed has an SQLSTATE; or "connect": the connection could not be opened; "unsent": it had ended
-// before; "ended", "no answer"; "unreadable"; "panicked". broken: it is of no use any more.
+// failed is the input that a call has failed. The code is an SQLSTATE, or "connect" (the connection
+// could not be opened), "misconfigured" (it never can be), "unsent" (it had ended before), "ended",
+// "unreadable" or "panicked". A broken connection cannot be used again.
 func (s *leaseStates) failed(number int, code string, broken bool) {
 	if c := s.call(number); c != nil {
 		s.callFailed(c, code, broken)
 	}
 }
 
-func (s *leaseStates) disconnected(on int) {
-	if c := find(s.calls, func(c *call) bool { return c.Connection == on }); c != nil {
+func (s *leaseStates) disconnected(number int) {
+	if c := find(s.calls, func(c *call) bool { return c.Connection == number }); c != nil {
 		s.callFailed(c, "ended", true)
-	} else if of := find(s.links, func(l *link) bool { return l.number == on }); of != nil {
-		s.leave(of)
+		return
+	}
+	isEnded := func(c *connectionState) bool { return c.number == number }
+	if connection := find(s.connections, isEnded); connection != nil {
+		s.forgetConnection(connection)
 	}
 }
 
-func (s *leaseStates) died() {
+func (s *leaseStates) heartbeatDied() {
 	for _, l := range s.leases {
-		if l.holds() {
-			s.lose(l, ReasonHeartbeat, l.names)
+		if l.isHeld() {
+			s.markLost(l, ReasonHeartbeat, l.names)
 		}
 	}
 }
 
-// What can be asked at any time
+// Time. Each step first ends what has ended by its time.
 
-func (s *leaseStates) remaining(now int64, key string) int64 {
-	l := s.lease(key)
-	if l == nil || !l.holds() {
-		return 0
-	}
-	left := l.deadline - now
-	if l.touched > 0 {
-		left = max(1, left)
-	}
-	return max(0, min(left, l.atMost-now))
-}
-
-// wake is when to tick, at the latest; never where there is nothing to do.
-func (s *leaseStates) wake(now int64) int64 {
-	next := never
-	at := func(time int64, isSo bool) {
-		if isSo {
-			next = min(next, time)
-		}
-	}
-	for _, c := range s.calls {
-		at(c.until, true)
-	}
-	for _, g := range s.giveBacks {
-		at(g.until, !g.isCalling)
-		at(g.at, !g.isCalling && s.isFree())
-	}
-	for _, u := range s.undos {
-		at(u.at, !u.isCalling)
-	}
-	for _, r := range s.requests {
-		at(r.until+longestQueue, r.asks())
-		at(r.at, r.asks() && (r.isOwn() || s.isFree()))
-	}
-	for _, l := range s.leases {
-		at(min(l.atMost, now+lookAgain), l.lives())
-		at(l.deadline, l.lives() && l.touched == 0)
-		at(l.beatAt, l.lives() && !l.waits() && (l.isOwn() || s.isFree()))
-	}
-	at(s.closedAt+closing, s.closedAt < never && !s.isDone)
-	if next == never {
-		return never
-	}
-	return max(now, min(next, now+lookAgain))
-}
-
-// The clock goes first, whatever comes
-
-// step is an input at a time. The call that it is an answer to, if any, is not past its limit.
-// The effects are good until the next step.
-func (s *leaseStates) step(now int64, answered int, decide func()) []effect {
+// step takes the input decide and returns the effects, which are valid until the next step. If the
+// input answers a call, its number is answerTo, and the limit of that call is not applied.
+func (s *leaseStates) step(now int64, answerTo int, decide func()) []effect {
 	s.now, s.effects, s.logs = now, s.effects[:0], nil
-	s.endByClock(answered)
+	s.endByClock(answerTo)
 	decide()
-	s.endLinks()
-	s.send()
-	for _, l := range s.logs {
-		// An outage is one line of the log, and so are the losses by it.
-		isOfOutage := l.Reason == ReasonDeadline && s.isOut
+	s.closeUnusedConnections()
+	s.sendDueCalls()
+	for _, line := range s.logs {
+		// An outage writes one line to the log, and all losses by it write one more.
+		isOfOutage := line.Reason == ReasonDeadline && s.inOutage
 		if !isOfOutage || !s.isLossLogged {
-			s.effects = append(s.effects, l)
+			s.effects = append(s.effects, line)
 		}
 		s.isLossLogged = s.isLossLogged || isOfOutage
 	}
 	return s.effects
 }
 
-// log is one line for all of an input that are alike.
-func (s *leaseStates) log(what string, reason Reason) {
-	like := func(e effect) bool { return e.Log == what && e.Reason == reason }
-	if i := slices.IndexFunc(s.logs, like); i >= 0 {
-		s.logs[i].Count++
-	} else {
-		s.logs = append(s.logs, effect{Log: what, Reason: reason, Count: 1})
+// remaining returns how long the client may believe that it holds the lease, without an input.
+func (s *leaseStates) remaining(now int64, key string) int64 {
+	l := s.lease(key)
+	if l == nil || !l.isHeld() {
+		return 0
 	}
+	left := l.deadline - now
+	if l.rowLocks > 0 {
+		left = max(1, left)
+	}
+	return max(0, min(left, l.endsAt-now))
 }
 
-func (s *leaseStates) endByClock(answered int) {
-	for _, l := range s.leases {
-		switch {
-		case l.holds() && l.atMost <= s.now:
-			s.lose(l, ReasonAtMost, l.names)
-		case l.lives() && l.deadline <= s.now && l.touched == 0:
-			// A renewal without an answer may have come through all the same.
-			var rest []string
-			if !l.isAnswered {
-				rest = l.names
-			}
-			s.lose(l, ReasonDeadline, rest)
+// wake returns the latest time of the next step, or never if there is nothing to do.
+func (s *leaseStates) wake(now int64) int64 {
+	next := never
+	add := func(time int64, matters bool) {
+		if matters {
+			next = min(next, time)
 		}
 	}
-	isLate := !s.isDone && s.now >= s.closedAt+closing
 	for _, c := range s.calls {
-		if isLate || c.Call != answered && c.until <= s.now {
+		add(c.until, true)
+	}
+	for _, rel := range s.releases {
+		add(rel.until, !rel.isCalling)
+		add(rel.dueAt, !rel.isCalling && s.isFree())
+	}
+	for _, u := range s.undos {
+		add(u.dueAt, !u.isCalling)
+	}
+	for _, r := range s.requests {
+		add(r.until+queueTimeout, r.isQueued())
+		add(r.dueAt, r.isQueued() && (r.acquiresSeparately() || s.isFree()))
+	}
+	for _, l := range s.leases {
+		add(min(l.endsAt, now+checkInterval), l.isLive())
+		add(l.deadline, l.isLive() && l.rowLocks == 0)
+		add(l.beatAt, l.isLive() && !l.isBusy() && (l.confirmsSeparately() || s.isFree()))
+	}
+	add(s.closedAt+closeTimeout, s.closedAt < never && !s.hasClosed)
+	if next == never {
+		return never
+	}
+	return max(now, min(next, now+checkInterval))
+}
+
+func (s *leaseStates) endByClock(answerTo int) {
+	for _, l := range s.leases {
+		switch {
+		case l.isHeld() && l.endsAt <= s.now:
+			s.markLost(l, ReasonAtMost, l.names)
+		case l.isLive() && l.deadline <= s.now && l.rowLocks == 0:
+			// The server may have received a renewal that got no answer.
+			var unreleased []string
+			if !l.isRenewalAnswered {
+				unreleased = l.names
+			}
+			s.markLost(l, ReasonDeadline, unreleased)
+		}
+	}
+	isLate := !s.hasClosed && s.now >= s.closedAt+closeTimeout
+	for _, c := range s.calls {
+		if isLate || c.Call != answerTo && c.until <= s.now {
 			s.callFailed(c, "no answer", true)
 		}
 	}
 	for _, u := range s.undos {
-		u.isOver = u.isOver || isLate
+		u.hasEnded = u.hasEnded || isLate
 	}
-	for _, g := range s.giveBacks {
-		if !g.isCalling && (isLate || g.until <= s.now) {
-			s.givenBack(g)
+	for _, rel := range s.releases {
+		if !rel.isCalling && (isLate || rel.until <= s.now) {
+			s.abandonRelease(rel)
 		}
 	}
 	for _, r := range s.requests {
-		if r.asks() && s.now >= r.until+longestQueue {
-			s.finish(r, effect{Error: "NoConnection"})
+		if r.isQueued() && s.now >= r.until+queueTimeout {
+			s.reply(r, effect{Error: "NoConnection"})
 		}
 	}
 }
 
-// Calls: one at a time on the connection that all share, where none waits for anybody
+// Calls. The shared connection has one call at a time, and none of them waits in the server.
 
-func (s *leaseStates) send() {
+func (s *leaseStates) sendDueCalls() {
 	for _, r := range s.requests {
-		if r.isOwn() && r.asks() && r.at <= s.now {
-			s.try(r)
+		if r.acquiresSeparately() && r.isQueued() && r.dueAt <= s.now {
+			s.sendAcquire(r)
 		}
 	}
-	s.undos = slices.DeleteFunc(s.undos, func(u *undo) bool { return u.isOver })
+	s.undos = slices.DeleteFunc(s.undos, func(u *undo) bool { return u.hasEnded })
 	for _, u := range s.undos {
-		if !u.isCalling && u.at <= s.now {
-			s.start(&call{of: u, effect: effect{
-				Do: "undo", Names: u.of.Names, Holder: u.of.Holder, Limit: ownLimit(u.of.TTL),
-			}}, &u.caller)
+		if r := u.request; !u.isCalling && u.dueAt <= s.now {
+			s.sendCall(&call{sender: u, effect: effect{
+				Do: "undo", Names: r.Names, Holder: r.Holder, Limit: ownLimit(r.TTL),
+			}}, &u.sender)
 		}
 	}
 	for _, l := range s.leases {
-		if l.isOwn() && !l.isCalling && l.beatAt <= s.now {
-			s.keep([]*leaseState{l}, &l.caller)
+		if l.confirmsSeparately() && !l.isCalling && l.beatAt <= s.now {
+			s.sendRenewal([]*leaseState{l}, &l.sender)
 		}
 	}
 	if s.isFree() {
-		s.sendShared()
+		s.sendOnSharedConnection()
 	}
-	s.rest()
+	s.endIfIdle()
 }
 
-func (s *leaseStates) sendShared() {
-	var beat *leaseState
+func (s *leaseStates) sendOnSharedConnection() {
+	var first *leaseState
 	for _, l := range s.leases {
-		if s.isBeatDue(l, s.now) && (beat == nil || l.beatAt < beat.beatAt) {
-			beat = l
+		if l.beatAt <= s.now && l.isRenewable() && (first == nil || l.beatAt < first.beatAt) {
+			first = l
 		}
 	}
-	g := find(s.giveBacks, s.isReleaseDue)
-	r := find(s.requests, func(r *request) bool { return !r.isOwn() && r.asks() && r.at <= s.now })
-	// Heartbeats go first; after two of them something else has its turn.
-	switch isOthersTurn := s.beats >= mostBeats && (g != nil || r != nil); {
-	case beat != nil && !isOthersTurn:
-		s.beats++
-		s.keep(s.goAlong(beat), &s.caller)
+	rel := find(s.releases, s.isReleaseDue)
+	r := find(s.requests, func(r *request) bool {
+		return !r.acquiresSeparately() && r.isQueued() && r.dueAt <= s.now
+	})
+	// Heartbeats go first, but after two in a row another call has its turn.
+	switch isOthersTurn := s.beatsInARow >= maxBeatsInARow && (rel != nil || r != nil); {
+	case first != nil && !isOthersTurn:
+		s.beatsInARow++
+		s.sendRenewal(s.renewableWith(first), &s.sender)
 		return
-	case g != nil:
-		s.sendRelease(s.together(g))
+	case rel != nil:
+		s.joinReleases(rel)
+		s.sendRelease(rel)
 	case r != nil:
-		s.try(r)
+		s.sendAcquire(r)
 	}
-	s.beats = 0
+	s.beatsInARow = 0
 }
 
-func (s *leaseStates) isBeatDue(l *leaseState, by int64) bool {
-	return l.lives() && !l.waits() && !l.isOwn() && l.beatAt <= by
-}
-
-// goAlong are the leases that are due soon, the due ones first, in whole leases. A row is confirmed
-// by itself: its error is its caller's.
-func (s *leaseStates) goAlong(first *leaseState) []*leaseState {
+// renewableWith returns the leases to renew in one call with first: the earliest first.
+func (s *leaseStates) renewableWith(first *leaseState) []*leaseState {
 	if first.confirmsRow() {
 		return []*leaseState{first}
 	}
-	var due []*leaseState
+	var soon []*leaseState
 	for _, l := range s.leases {
-		if l.table == first.table && !l.confirmsRow() && s.isBeatDue(l, s.now+l.ttl/6) {
-			due = append(due, l)
+		isSoon := l.beatAt <= s.now+l.ttl/6
+		if isSoon && l.table == first.table && l.isRenewable() && !l.confirmsRow() {
+			soon = append(soon, l)
 		}
 	}
-	slices.SortStableFunc(due, func(a, b *leaseState) int { return cmp.Compare(a.beatAt, b.beatAt) })
-	return within(mostPairs, due, func(l *leaseState) int { return len(l.names) })
+	byBeat := func(a, b *leaseState) int { return cmp.Compare(a.beatAt, b.beatAt) }
+	slices.SortStableFunc(soon, byBeat)
+	return soon[:countWithin(maxPairs, soon, func(l *leaseState) int { return len(l.names) })]
 }
 
-// within are as many as have no more than that together, and one in any case.
-func within[T any](most int, some []T, of func(T) int) []T {
-	count := 0
-	for i, one := range some {
-		if count += of(one); i > 0 && count > most {
-			return some[:i]
-		}
-	}
-	return some
-}
-
-func (s *leaseStates) keep(leases []*leaseState, by *caller) {
+func (s *leaseStates) sendRenewal(leases []*leaseState, owner *sender) {
 	do := "keep"
 	if leases[0].table != "" {
 		do = "keep_row"
 	}
-	s.start(&call{leases: leases, effect: effect{
+	s.sendCall(&call{leases: leases, effect: effect{
 		Do: do, For: leases[0].key, Limit: s.limit(never),
-	}}, by)
+	}}, owner)
 }
 
-// start sends a call, on the connection of its owner.
-func (s *leaseStates) start(c *call, by *caller) {
+// sendCall sends a call on its owner's connection, which is opened if there is none.
+func (s *leaseStates) sendCall(c *call, owner *sender) {
 	s.lastCall++
 	c.Call = s.lastCall
 	c.Names, c.Tokens = slices.Grow(c.Names, len(c.leases)), make([]int64, 0, len(c.leases))
 	for _, l := range c.leases {
 		names := l.names
-		if c.of != nil && len(l.rest) > 0 {
-			names = l.rest
+		if c.sender != nil && len(l.unreleased) > 0 {
+			names = l.unreleased
 		}
 		c.Names, c.Table, l.isCalling = append(c.Names, names...), l.table, true
 		c.Tokens = append(c.Tokens, slices.Repeat([]int64{l.token}, len(names))...)
 	}
-	if c.of != nil {
-		c.of.calls(true)
+	if c.sender != nil {
+		c.sender.setCalling(true)
 	}
-	if by.link != nil {
-		s.isSent(c)
+	if owner.connection != nil {
+		s.markSent(c)
 	} else {
-		s.lastLink++
-		by.link = &link{number: s.lastLink, owner: by}
-		s.links = append(s.links, by.link)
+		s.lastConnection++
+		owner.connection = &connectionState{number: s.lastConnection, owner: owner}
+		s.connections = append(s.connections, owner.connection)
 		c.Open, c.until = true, s.now+max(c.Limit, shortestOpening)
 	}
-	c.link, c.Connection, by.link.isBusy = by.link, by.link.number, true
+	c.connection, c.Connection = owner.connection, owner.connection.number
+	c.connection.isBusy = true
 	s.calls = append(s.calls, c)
 	s.effects = append(s.effects, c.effect)
 }
 
-// limit is a third of the smallest ttl of all that are held, and of what is asked for.
+func (s *leaseStates) markSent(c *call) {
+	c.Open, c.sent, c.until = false, s.now, s.now+c.Limit
+	if c.sender == nil {
+		for _, l := range c.leases {
+			l.isRenewalAnswered = false
+		}
+	}
+}
+
+// limit returns the limit of a call: a third of ttl and of each live lease's ttl.
 func (s *leaseStates) limit(ttl int64) int64 {
 	for _, l := range s.leases {
-		if l.lives() {
+		if l.isLive() {
 			ttl = min(ttl, l.ttl)
 		}
 	}
 	return min(longestCall, ttl/3)
 }
 
-// ownLimit is that of an acquire, a release or an undo that has no shorter lease beside it.
-func ownLimit(ttl int64) int64 { return min(max(ttl/3, leastPatience), longestCall) }
-
-// patience is how long conflicts and releases are tried again.
-func (s *leaseStates) patience(ttl int64) int64 { return max(leastPatience, s.limit(ttl)) }
+// retryTime returns how long conflicts and releases are retried.
+func (s *leaseStates) retryTime(ttl int64) int64 { return max(shortestRetryTime, s.limit(ttl)) }
 
 func (s *leaseStates) pause(ttl int64) int64 {
-	return s.spreads(min(max(ttl/12, shortestPause), longestPause))
+	return s.jittered(min(max(ttl/12, shortestPause), longestPause))
 }
 
-func (s *leaseStates) spreads(pause int64) int64 { return pause - pause*s.spread/4000 }
-
-func growing(tries int, longest int64) int64 { return min(firstRetry<<min(tries-1, 20), longest) }
-
-func longestWait(ttl int64) int64 { return min(max(ttl/3, shortestWait), longestPause) }
-
-func smallestTTL(leases []*leaseState) int64 {
-	smallest := never
-	for _, l := range leases {
-		smallest = min(smallest, l.ttl)
-	}
-	return smallest
-}
+func (s *leaseStates) jittered(pause int64) int64 { return pause - pause*s.jitter/4000 }
 
 func (s *leaseStates) call(number int) *call {
 	return find(s.calls, func(c *call) bool { return c.Call == number })
@@ -667,7 +680,7 @@ func (s *leaseStates) lease(key string) *leaseState {
 	return find(s.leases, func(l *leaseState) bool { return l.key == key })
 }
 
-func (s *leaseStates) those(keys []string) (leases []*leaseState) {
+func (s *leaseStates) known(keys []string) (leases []*leaseState) {
 	for _, key := range keys {
 		if l := s.lease(key); l != nil {
 			leases = append(leases, l)
@@ -676,121 +689,89 @@ func (s *leaseStates) those(keys []string) (leases []*leaseState) {
 	return leases
 }
 
-// find is the first of them that is so, or nil.
-func find[T any](some []*T, is func(*T) bool) *T {
-	if i := slices.IndexFunc(some, is); i >= 0 {
-		return some[i]
-	}
-	return nil
-}
-
-// without leaves some as they are: whoever walks over them goes on.
-func without[T comparable](some []T, one T) []T {
-	return slices.DeleteFunc(slices.Clone(some), func(other T) bool { return other == one })
-}
-
-func (s *leaseStates) over(c *call) {
-	s.calls, c.link.isBusy = without(s.calls, c), false
+func (s *leaseStates) endCall(c *call) {
+	s.calls, c.connection.isBusy = without(s.calls, c), false
 	for _, l := range c.leases {
 		l.isCalling = false
 	}
-	if c.of != nil {
-		c.of.calls(false)
+	if c.sender != nil {
+		c.sender.setCalling(false)
 	}
 }
 
 // Connections
 
-// isOf tells whether the code is one of these, or of one of these classes.
-func isOf(code string, these ...string) bool {
-	return slices.ContainsFunc(these, func(one string) bool { return strings.HasPrefix(code, one) })
-}
-
-// isOfConnection tells whether another connection may help.
-func isOfConnection(code string) bool {
-	return isOf(code, "connect", "unsent", "ended", "no answer", "25006", "53300", "08", "57P0")
-}
-
-// isDoubtful tells whether the statement may have been carried out all the same.
-func isDoubtful(code string) bool {
-	isSent := isOfConnection(code) && !isOf(code, "unsent", "25006", "53300")
-	return isSent || isOf(code, "unreadable", "panicked")
-}
-
-// passes tells whether a statement fails for no longer than a while, as on a standby.
-func passes(code string) bool {
-	return isOf(code, "25", "40", "53", "55P03", "57", "58") || isOfConnection(code)
-}
-
-func isConflict(code string) bool { return isOf(code, "40001", "40P01") }
-func isLocked(code string) bool   { return isOf(code, "55P03") || isConflict(code) }
-
 func (s *leaseStates) callFailed(c *call, code string, isBroken bool) {
-	s.over(c)
+	s.endCall(c)
 	if c.Open && code == "no answer" {
 		code = "connect"
 	}
-	if !isLocked(code) {
-		c.link.errors++
+	connection := c.connection
+	if !isLockError(code) {
+		connection.errors++
 	}
-	// A second error in a row: another connection.
-	isUseless := c.Open || isBroken || isOfConnection(code) || code == "panicked" || c.link.errors > 1
-	if isUseless || c.link.owner.link != c.link {
+	isUseless := c.Open || isBroken || isConnectionError(code) || code == "panicked"
+	// After a second error in a row the next call opens another connection.
+	if isUseless || connection.errors > 1 || connection.owner.connection != connection {
 		s.effects = append(s.effects, effect{Cut: c.Connection})
-		s.leave(c.link)
+		s.forgetConnection(connection)
 	}
-	switch of := c.of.(type) {
+	switch sender := c.sender.(type) {
 	case *request:
-		s.acquireFailed(c, of, code)
+		s.acquireFailed(c, sender, code)
 	case *undo:
-		s.undoFailed(of, code)
-	case *giveBack:
-		s.releaseFailed(of, code, c.Open)
+		s.undoFailed(sender, code)
+	case *release:
+		s.releaseFailed(sender, code, c.Open)
 	default:
 		s.keepFailed(c, code)
 	}
 }
 
-// leave forgets a connection, which has ended. Session leases end with theirs.
-func (s *leaseStates) leave(of *link) {
-	if s.links = without(s.links, of); of.owner.link != of {
+// forgetConnection forgets a connection that has ended. The session lease on it is lost.
+func (s *leaseStates) forgetConnection(connection *connectionState) {
+	s.connections = without(s.connections, connection)
+	owner := connection.owner
+	if owner.connection != connection {
 		return
 	}
-	of.owner.link = nil
-	l := find(s.leases, func(l *leaseState) bool { return &l.caller == of.owner })
-	if l != nil && l.request.Session && l.lives() {
-		s.lose(l, ReasonSession, nil)
+	owner.connection = nil
+	l := find(s.leases, func(l *leaseState) bool { return &l.sender == owner })
+	if l != nil && l.request.Session && l.isLive() {
+		s.markLost(l, ReasonSession, nil)
 	}
 }
 
-// endLinks ends the connections that nobody needs any more.
-func (s *leaseStates) endLinks() {
-	for _, one := range s.links {
-		if !one.isBusy && (one.owner.link != one || one.owner.isOver) {
-			s.effects = append(s.effects, effect{HangUp: one.number})
-			s.leave(one)
+// closeUnusedConnections closes the connections without a call whose owner has ended or has
+// another.
+func (s *leaseStates) closeUnusedConnections() {
+	for _, connection := range s.connections {
+		owner := connection.owner
+		if !connection.isBusy && (owner.connection != connection || owner.hasEnded) {
+			s.effects = append(s.effects, effect{HangUp: connection.number})
+			s.forgetConnection(connection)
 		}
 	}
 }
 
-// rest ends the shared connection with the last lease, and tells when a closed fence is done.
-func (s *leaseStates) rest() {
-	if len(s.calls)+len(s.giveBacks)+len(s.requests) > 0 ||
-		slices.ContainsFunc(s.leases, (*leaseState).lives) {
+// endIfIdle closes the shared connection after the last lease, and reports the end of close.
+func (s *leaseStates) endIfIdle() {
+	if len(s.calls)+len(s.releases)+len(s.requests) > 0 ||
+		slices.ContainsFunc(s.leases, (*leaseState).isLive) {
 		return
 	}
-	isDone := s.closedAt < never && !s.isDone
-	if isDone {
+	endsClose := s.closedAt < never && !s.hasClosed
+	if endsClose {
 		s.undos = nil
-		for _, one := range s.links {
-			one.owner.isOver = true
+		for _, connection := range s.connections {
+			connection.owner.hasEnded = true
 		}
 	} else if len(s.undos) == 0 {
-		s.link = nil
+		s.connection = nil
 	}
-	s.endLinks()
-	if isDone {
-		s.isDone = true
+	s.closeUnusedConnections()
+	if endsClose {
+		s.hasClosed = true
 		s.effects = append(s.effects, effect{Closed: true})
 	}
 }
@@ -798,102 +779,98 @@ func (s *leaseStates) rest() {
 // Renewals
 
 func (s *leaseStates) keepAnswered(c *call, outcomes []outcome) {
-	isNotKept := func(o outcome) bool { return o.is != "kept" }
-	parts, gotOn := make([][]outcome, len(c.leases)), false
+	isNotKept := func(o outcome) bool { return o.kind != "kept" }
+	parts, keptAny := make([][]outcome, len(c.leases)), false
 	for i, l := range c.leases {
 		parts[i], outcomes = outcomes[:len(l.names)], outcomes[len(l.names):]
-		gotOn = gotOn || !slices.ContainsFunc(parts[i], isNotKept)
+		keptAny = keptAny || !slices.ContainsFunc(parts[i], isNotKept)
 	}
 	for i, l := range c.leases {
-		s.renewal(l, parts[i], c.sent, gotOn)
+		s.takeOutcomes(l, parts[i], c.sent, keptAny)
 	}
 }
 
-// renewal takes the outcomes of the names of a lease.
-func (s *leaseStates) renewal(l *leaseState, of []outcome, sent int64, gotOn bool) {
-	remaining, again, advice := never, never, ""
-	count, rest := map[string]int{}, []string(nil)
-	for i, o := range of {
-		count[o.is]++
-		remaining = min(remaining, o.remaining)
+// takeOutcomes applies the outcomes of the names of one lease.
+func (s *leaseStates) takeOutcomes(l *leaseState, outcomes []outcome, sent int64, keptAny bool) {
+	left, again, advice := never, never, ""
+	count, unreleased := map[string]int{}, []string(nil)
+	for i, o := range outcomes {
+		count[o.kind]++
+		left = min(left, o.remaining)
 		if o.againIn >= 0 {
 			again = min(again, o.againIn)
 		}
-		if o.is == "kept" || o.is == "later" {
-			rest = append(rest, l.names[i])
+		if o.kind == "kept" || o.kind == "later" {
+			unreleased = append(unreleased, l.names[i])
 		}
 		if o.code == "42501" && l.table == "" {
 			advice = "other role"
 		}
 	}
-	isOver := count["lost"]+count["refused"] > 0
-	l.isAnswered = true
+	isLost := count["lost"]+count["refused"] > 0
+	l.isRenewalAnswered = true
 	switch {
-	case !l.lives(), isOver && l.resting > 0:
-	case l.isEnding && count["lost"] == len(of):
-		s.end(l, "")
+	case !l.isLive(), isLost && l.lastTransactions > 0:
+	case l.hasUncommittedRelease && count["lost"] == len(outcomes):
+		s.markReleased(l, "")
 	case count["lost"] > 0:
-		s.lose(l, ReasonGone, rest)
-	case isOver:
+		s.markLost(l, ReasonGone, unreleased)
+	case isLost:
 		l.advice = advice
-		s.lose(l, ReasonRefused, rest)
-	case count["kept"] == len(of):
-		s.renewed(l, sent, remaining, again)
-	case again == 0 && gotOn:
-		// Out of locks: at once, in another transaction, as long as that helps.
+		s.markLost(l, ReasonRefused, unreleased)
+	case count["kept"] == len(outcomes):
+		s.extend(l, sent, left, again)
+	case again == 0 && keptAny:
+		// The server was out of locks: the next transaction has them again, as this call has renewed
+		// another lease.
 		l.beatAt = s.now
 	default:
 		if again == 0 || again == never {
 			again = s.pause(l.ttl)
 		}
-		l.beatAt = s.now + max(again, l.least(l.deadline-s.now))
+		l.beatAt = s.now + max(again, l.shortestInterval(l.deadline-s.now))
 	}
 }
 
-func (s *leaseStates) renewed(l *leaseState, sent, remaining, again int64) {
-	l.beatAt = sent + min(max(again, l.least(remaining)), remaining/beatsPerTTL)
-	was, deadline := l.state, sent+window(remaining)
+func (s *leaseStates) extend(l *leaseState, sent, left, again int64) {
+	l.beatAt = sent + min(max(again, l.shortestInterval(left)), left/beatsPerTTL)
+	before, deadline := l.state, sent+window(left)
 	if deadline <= s.now {
 		return
 	}
-	l.deadline, l.state, l.isEnding = deadline, held, false
-	if was != confirming {
-		s.event("renewed", l)
+	l.deadline, l.state, l.hasUncommittedRelease = deadline, held, false
+	if before != confirming {
+		s.emit("renewed", l)
 		return
 	}
 	if !l.request.Session {
-		l.link = nil
+		l.connection = nil
 	}
-	s.endLinks()
-	s.event("acquired", l)
-	s.settle(l.request)
+	s.closeUnusedConnections()
+	s.emit("acquired", l)
+	s.replyIfDecided(l.request)
 }
 
-// window is what is believed of a span that the server counts from a later moment, by another
-// clock.
-func window(span int64) int64 { return span - (span+49)/50 }
-
 func (s *leaseStates) keepFailed(c *call, code string) {
-	isNeverKept := !c.Open && isOf(code, "42501", "42883", "3F000")
-	// What confirms a row may be wrong in itself: a name, or a value of the key.
-	isRefused := isNeverKept || c.leases[0].confirmsRow() && !passes(code)
+	isRefused := !c.Open && hasAnyPrefix(code, "42501", "42883", "3F000") ||
+		c.leases[0].confirmsRow() && !isTransient(code)
 	again := s.now + s.pause(smallestTTL(c.leases))
 	switch {
 	case code == "unsent":
 		again = s.now
 	case code == "panicked":
-		s.died()
-	case !isRefused && !s.isOut && slices.ContainsFunc(c.leases, (*leaseState).lives):
+		s.heartbeatDied()
+	case !isRefused && !s.inOutage && slices.ContainsFunc(c.leases, (*leaseState).isLive):
 		s.effects = append(s.effects, effect{Log: "not renewed", Code: code})
-		if s.isOut = true; isOfConnection(code) {
+		if s.inOutage = true; isConnectionError(code) {
 			again = s.now
 		}
 	}
 	for _, l := range c.leases {
-		if l.lives() {
+		if l.isLive() {
 			l.beatAt = again
-			if isRefused && l.resting == 0 {
-				s.lose(l, ReasonRefused, nil)
+			if isRefused && l.lastTransactions == 0 {
+				s.markLost(l, ReasonRefused, nil)
 			}
 		}
 	}
@@ -901,45 +878,45 @@ func (s *leaseStates) keepFailed(c *call, code string) {
 
 // Acquires
 
-func (s *leaseStates) try(r *request) {
-	by, limit, wait := &r.caller, ownLimit(r.TTL), int64(0)
-	if !r.isOwn() {
-		by, limit = &s.caller, min(limit, s.limit(never))
-	} else if r.isOne() {
-		// A longer one would hold back vacuum.
-		wait = max(0, min(r.until-s.now, portion))
+func (s *leaseStates) sendAcquire(r *request) {
+	owner, limit, wait := &r.sender, ownLimit(r.TTL), int64(0)
+	if !r.acquiresSeparately() {
+		owner, limit = &s.sender, min(limit, s.limit(never))
+	} else if r.hasOneName() {
+		// The snapshot of a longer wait would hold back vacuum.
+		wait = max(0, min(r.until-s.now, waitPortion))
 	}
-	s.start(&call{of: r, effect: effect{
+	s.sendCall(&call{sender: r, effect: effect{
 		Do: "acquire", For: r.ID, Names: r.Names, Wait: wait, Holder: r.Holder, Limit: limit + wait,
-		Reclaim: r.Reclaim || r.doubt != nil && r.reclaims(),
-	}}, by)
+		Reclaim: r.Reclaim || r.doubt != nil && r.mayReclaim(),
+	}}, owner)
 }
 
 func (s *leaseStates) acquireAnswered(c *call, r *request, a answer) {
-	r.isOut = false
+	r.inOutage = false
 	if a.taken == nil {
 		s.granted(r, a.token, c.sent, "")
 		r.doubt = nil
-		s.settle(r)
+		s.replyIfDecided(r)
 		return
 	}
 	until := r.until
-	// By its own first call, whose answer was lost.
-	isOwn := r.doubt != nil && a.taken.Holder == r.Holder
-	if isOwn {
+	// The lease is taken by its own first call, whose answer was lost.
+	isByItself := r.doubt != nil && a.taken.Holder == r.Holder
+	if isByItself {
 		until = max(until, r.doubt.until)
 	} else if r.doubt != nil && s.now >= r.doubt.until {
 		r.doubt = nil
 	}
 	switch {
-	case r.isOver:
-		s.undoDoubt(r)
-	case s.now < until && r.isOwn() && r.isOne() && !isOwn:
-		r.at = min(max(c.sent+afterPortion, s.now), until)
+	case r.hasEnded:
+		s.queueUndo(r)
+	case s.now < until && r.acquiresSeparately() && r.hasOneName() && !isByItself:
+		r.dueAt = min(max(c.sent+portionInterval, s.now), until)
 	case s.now < until:
-		r.at = min(s.now+tryAgain, until)
-	case isOwn:
-		s.finish(r, effect{Error: "NoAnswer", InDoubt: true})
+		r.dueAt = min(s.now+retryInterval, until)
+	case isByItself:
+		s.reply(r, effect{Error: "NoAnswer", InDoubt: true})
 	default:
 		waitsFor := "ttl"
 		switch {
@@ -950,360 +927,448 @@ func (s *leaseStates) acquireAnswered(c *call, r *request, a answer) {
 		case a.taken.Remaining <= 0:
 			waitsFor = "guard"
 		}
-		s.finish(r, effect{Error: "LeaseTaken", Holder: a.taken.Holder,
+		s.reply(r, effect{Error: "LeaseTaken", Holder: a.taken.Holder,
 			Remaining: a.taken.Remaining, WaitsFor: waitsFor})
 	}
 }
 
 func (s *leaseStates) granted(r *request, token, sent int64, table string) {
+	// If the answer was late, a renewal on the same connection confirms the lease, and until then
+	// it may last no longer than a ttl from now.
 	l := &leaseState{
-		key: r.ID, names: r.Names, token: token, ttl: r.TTL, table: table, request: r, state: confirming,
-		atMost: never, isAnswered: true, deadline: s.now + r.TTL, beatAt: s.now,
+		key: r.ID, names: r.Names, token: token, ttl: r.TTL, table: table, request: r,
+		state: confirming, deadline: s.now + r.TTL, beatAt: s.now, endsAt: never,
+		isRenewalAnswered: true,
 	}
-	after := func(one *leaseState, number int) int { return one.request.number - number }
-	at, _ := slices.BinarySearchFunc(s.leases, r.number, after)
-	s.leases = slices.Insert(s.leases, at, l)
+	compare := func(l *leaseState, number int) int { return l.request.number - number }
+	index, _ := slices.BinarySearchFunc(s.leases, r.number, compare)
+	s.leases = slices.Insert(s.leases, index, l)
 	firstBeat := sent + r.TTL/beatsPerTTL
 	isInTime := s.now < firstBeat
-	if r.link != nil && (r.Session || !r.isOver && !isInTime) {
-		// The server counts from a later moment: a renewal confirms it, over the same connection.
-		l.link, r.link = r.link, nil
-		l.link.owner = &l.caller
+	if r.connection != nil && (r.Session || !r.hasEnded && !isInTime) {
+		l.connection, r.connection = r.connection, nil
+		l.connection.owner = &l.sender
 	}
-	if r.isOver {
-		s.giveBack(l, false)
+	if r.hasEnded {
+		s.queueRelease(l, false)
 		return
 	}
 	if r.lease = l; isInTime {
 		l.state, l.deadline, l.beatAt = held, sent+window(r.TTL), firstBeat
-		s.event("acquired", l)
+		s.emit("acquired", l)
 	}
 }
 
-// settle answers an acquire when it is known whether its lease is held.
-func (s *leaseStates) settle(r *request) {
+// replyIfDecided replies to an acquire if its lease is held or lost, and not if it is confirming.
+func (s *leaseStates) replyIfDecided(r *request) {
 	switch l := r.lease; {
-	case r.isOver || l == nil || l.state == confirming:
-	case l.holds():
-		s.finish(r, effect{Leases: []string{l.key}})
+	case r.hasEnded || l == nil || l.state == confirming:
+	case l.isHeld():
+		s.reply(r, effect{Leases: []string{l.key}})
 	default:
-		s.finish(r, effect{Error: "LeaseLost", Reason: l.reason, Advice: l.advice})
+		s.reply(r, effect{Error: "LeaseLost", Reason: l.reason, Advice: l.advice})
 	}
 }
 
-// finish answers an acquire, once. What was granted, or may be, and is nobody's, is given back.
-func (s *leaseStates) finish(r *request, reply effect) {
-	s.requests, r.isOver = without(s.requests, r), true
-	isFailed := reply.Error != ""
-	reply.Reply = r.ID
-	reply.InDoubt = reply.InDoubt || r.doubt != nil && isFailed && reply.Error != "LeaseTaken"
-	s.effects = append(s.effects, reply)
-	if isFailed && r.lease != nil && r.lease.lives() {
-		s.giveBack(r.lease, false)
+// reply replies to an acquire. A grant that is not confirmed, or in doubt, is released.
+func (s *leaseStates) reply(r *request, e effect) {
+	s.requests, r.hasEnded = without(s.requests, r), true
+	isFailed := e.Error != ""
+	e.Reply = r.ID
+	e.InDoubt = e.InDoubt || r.doubt != nil && isFailed && e.Error != "LeaseTaken"
+	s.effects = append(s.effects, e)
+	if isFailed && r.lease != nil && r.lease.isLive() {
+		s.queueRelease(r.lease, false)
 	}
 	if !r.isCalling {
-		s.undoDoubt(r)
+		s.queueUndo(r)
 	}
-	s.endLinks()
+	s.closeUnusedConnections()
 }
 
 func (s *leaseStates) acquireFailed(c *call, r *request, code string) {
-	if !c.Open && !r.Session && isDoubtful(code) {
+	if !c.Open && !r.Session && leavesDoubt(code) {
 		r.doubt = &doubt{c.sent, c.sent + c.Limit}
 	}
-	if r.isOver {
-		s.undoDoubt(r)
+	if r.hasEnded {
+		s.queueUndo(r)
 		return
 	}
 	if code == "unsent" {
-		r.at = s.now
+		r.dueAt = s.now
 		return
 	}
 	r.tries++
-	until, longest := r.until, longestWait(r.TTL)
+	until, longest := r.until, longestBackoff(r.TTL)
 	if isConflict(code) {
-		until, longest = max(until, r.begun+s.patience(r.TTL)), tryAgain
+		until, longest = max(until, r.requestedAt+s.retryTime(r.TTL)), retryInterval
 	}
-	// Nobody else's grant would be taken over: what there may be is undone, or ends at its ttl.
-	isStuck := r.doubt != nil && !r.reclaims()
-	if r.doubt != nil && r.reclaims() && r.tries == 1 && isOfConnection(code) {
-		r.at = s.now
+	if r.doubt != nil && r.mayReclaim() && r.tries == 1 && isConnectionError(code) {
+		r.dueAt = s.now
 		return
 	}
-	if !isConflict(code) && !isOfConnection(code) || isStuck || s.now >= until {
-		s.finish(r, notGranted(code, c.Open && r.doubt == nil))
+	// A retry in doubt reclaims, so it must not take over the grant of another client.
+	mayPass := (isConflict(code) || isConnectionError(code)) && (r.doubt == nil || r.mayReclaim())
+	if !mayPass || s.now >= until {
+		s.reply(r, notGranted(code, c.Open && r.doubt == nil))
 		return
 	}
-	// An outage is told once, however many wait for its end.
 	if !isConflict(code) {
-		if !slices.ContainsFunc(s.requests, func(r *request) bool { return r.isOut }) {
+		// One line of the log for an outage, however many acquires wait for its end.
+		if !slices.ContainsFunc(s.requests, func(r *request) bool { return r.inOutage }) {
 			s.effects = append(s.effects, effect{Log: "not acquired", Key: r.ID, Code: code})
 		}
-		r.isOut = true
+		r.inOutage = true
 	}
-	r.at = s.now + min(s.spreads(growing(r.tries, longest)), max(1, until-s.now))
+	r.dueAt = s.now + min(s.jittered(backoff(r.tries, longest)), max(1, until-s.now))
 }
 
-func notGranted(code string, isOpening bool) effect {
-	by := map[string]string{
-		"42501": "NotGranted", "42883": "NotInstalled", "3F000": "NotInstalled",
-	}
-	e := effect{Error: cmp.Or(by[code], "Refused")}
-	// Our own words are in lower case.
-	if len(code) == 5 && strings.ToUpper(code) == code {
-		e.SQLState = code
-	}
-	if isOpening {
-		e.Error = "NoConnection"
-	} else if isOfConnection(code) || isDoubtful(code) {
-		e.Error = "NoAnswer"
-	}
-	return e
-}
-
-// undoDoubt has what may have been granted be released, where the holder is nobody else's.
-func (s *leaseStates) undoDoubt(r *request) {
-	if r.doubt == nil || r.Named || s.isDone {
+// queueUndo queues the release of a grant in doubt, if no other client can have the same holder.
+func (s *leaseStates) queueUndo(r *request) {
+	if r.doubt == nil || r.Named || s.hasClosed {
 		return
 	}
-	s.undos, r.doubt = append(s.undos, &undo{doubt: *r.doubt, of: r, at: s.now}), nil
+	s.undos, r.doubt = append(s.undos, &undo{doubt: *r.doubt, request: r, dueAt: s.now}), nil
 }
 
 func (s *leaseStates) undoAnswered(u *undo, released int64) {
 	u.tries++
-	// The call that it is about may still come.
-	u.isOver, u.at = released > 0 || s.now >= u.until, min(s.now+tryAgain, u.until)
+	// Until then the server may still carry out the acquire.
+	u.hasEnded = released > 0 || s.now >= u.until
+	u.dueAt = min(s.now+retryInterval, u.until)
 }
 
 func (s *leaseStates) undoFailed(u *undo, code string) {
 	u.tries++
-	if u.at = s.now; code != "unsent" {
-		u.at += s.spreads(growing(u.tries, longestPause))
+	if u.dueAt = s.now; code != "unsent" {
+		u.dueAt += s.jittered(backoff(u.tries, longestPause))
 	}
-	mayPass := passes(code) || code == "panicked"
-	u.isOver = !mayPass || u.at >= u.sent+u.of.TTL
+	mayPass := isTransient(code) || code == "panicked"
+	u.hasEnded = !mayPass || u.dueAt >= u.sent+u.request.TTL
 }
 
-// What is given back
+// Releases
 
-func (s *leaseStates) giveBack(l *leaseState, isInDoubt bool) {
-	isInDoubt = isInDoubt || l.isEnding || l.resting > 0 || l.touched > 0
+func (s *leaseStates) queueRelease(l *leaseState, isInDoubt bool) {
+	isInDoubt = isInDoubt || l.hasUncommittedRelease || l.lastTransactions > 0 || l.rowLocks > 0
 	if !l.request.Session {
-		l.link = nil
+		l.connection = nil
 	}
 	if l.state != lost {
 		l.state = releasing
 	}
-	s.giveBacks = append(s.giveBacks, &giveBack{
-		leases: []*leaseState{l}, at: s.now, until: s.now + s.patience(l.ttl),
+	s.releases = append(s.releases, &release{
+		leases: []*leaseState{l}, dueAt: s.now, until: s.now + s.retryTime(l.ttl),
 		isInDoubt: isInDoubt, isAlone: isInDoubt,
 	})
 }
 
-func (s *leaseStates) isReleaseDue(g *giveBack) bool { return g.at <= s.now && !g.isCalling }
+func (s *leaseStates) isReleaseDue(rel *release) bool {
+	return rel.dueAt <= s.now && !rel.isCalling
+}
 
-// together are the releases that go in one call; those of rows, in one for each table.
-func (s *leaseStates) together(first *giveBack) *giveBack {
+// joinReleases makes the queued releases part of the first: those of rows, of the same table.
+func (s *leaseStates) joinReleases(first *release) {
 	if first.isAlone {
-		return first
+		return
 	}
-	var some []*giveBack
-	for _, g := range s.giveBacks {
-		if !g.isAlone && s.isReleaseDue(g) && g.leases[0].table == first.leases[0].table {
-			some = append(some, g)
+	var joined []*release
+	for _, rel := range s.releases {
+		if !rel.isAlone && s.isReleaseDue(rel) && rel.leases[0].table == first.leases[0].table {
+			joined = append(joined, rel)
 		}
 	}
-	some = within(mostReleased, some, func(g *giveBack) (count int) {
-		for _, l := range g.leases {
+	names := func(rel *release) (count int) {
+		for _, l := range rel.leases {
 			count += len(l.names)
 		}
 		return count
-	})
-	for _, g := range some[1:] {
-		first.leases = append(first.leases, g.leases...)
-		first.until = min(first.until, g.until)
-		first.isInDoubt = first.isInDoubt || g.isInDoubt
-		s.giveBacks = without(s.giveBacks, g)
 	}
-	return first
+	for _, rel := range joined[1:countWithin(maxReleasedNames, joined, names)] {
+		first.leases = append(first.leases, rel.leases...)
+		first.until = min(first.until, rel.until)
+		first.isInDoubt = first.isInDoubt || rel.isInDoubt
+		s.releases = without(s.releases, rel)
+	}
 }
 
-func (s *leaseStates) sendRelease(g *giveBack) {
-	// If it is tried again, others go first.
-	s.giveBacks = append(without(s.giveBacks, g), g)
-	// The connection of a session lease serves where there is no shared one.
-	by, first := &s.caller, g.leases[0]
-	isOwn := first.request.Session && first.link != nil && first.isFree()
-	if isOwn && s.link == nil && len(g.leases) == 1 {
-		by = &first.caller
+func (s *leaseStates) sendRelease(rel *release) {
+	// A retry comes after the other releases.
+	s.releases = append(without(s.releases, rel), rel)
+	// Without a shared connection a session lease is released on its own, unless a renewal that
+	// confirms the lease is under way there.
+	owner, first := &s.sender, rel.leases[0]
+	hasOwn := first.request.Session && first.connection != nil && first.isFree()
+	if hasOwn && s.connection == nil && len(rel.leases) == 1 {
+		owner = &first.sender
 	}
-	limit := min(s.limit(never), ownLimit(smallestTTL(g.leases)))
-	s.start(&call{of: g, leases: g.leases, effect: effect{Do: "release", Limit: limit}}, by)
+	limit := min(s.limit(never), ownLimit(smallestTTL(rel.leases)))
+	s.sendCall(&call{
+		sender: rel, leases: rel.leases, effect: effect{Do: "release", Limit: limit},
+	}, owner)
 }
 
-func (s *leaseStates) releaseAnswered(g *giveBack, is []bool) {
-	s.giveBacks = without(s.giveBacks, g)
-	for _, l := range g.leases {
-		count := cmp.Or(len(l.rest), len(l.names))
-		isGone := slices.Contains(is[:count], false)
-		is = is[count:]
-		hasSession := !l.request.Session || l.link != nil
-		isKnown := !g.isInDoubt && l.table == "" && s.now < l.deadline && hasSession
+// releaseAnswered takes true for each name that the server has released.
+func (s *leaseStates) releaseAnswered(rel *release, isReleased []bool) {
+	s.releases = without(s.releases, rel)
+	for _, l := range rel.leases {
+		count := cmp.Or(len(l.unreleased), len(l.names))
+		isGone := slices.Contains(isReleased[:count], false)
+		isReleased = isReleased[count:]
+		hasSession := !l.request.Session || l.connection != nil
+		isKnown := !rel.isInDoubt && l.table == "" && s.now < l.deadline && hasSession
 		if isGone && isKnown && l.state != lost {
-			s.lose(l, ReasonGone, nil)
-			s.giveBackRest(l)
+			s.markLost(l, ReasonGone, nil)
+			s.releaseAfterLoss(l)
 		} else {
-			s.end(l, "")
+			s.markReleased(l, "")
 		}
 	}
 }
 
-// givenBack ends it without an answer: the server keeps the leases until their ttl.
-func (s *leaseStates) givenBack(g *giveBack) {
-	s.giveBacks = without(s.giveBacks, g)
-	for _, l := range g.leases {
+// abandonRelease ends a release without an answer: the server keeps the leases until their ttl.
+func (s *leaseStates) abandonRelease(rel *release) {
+	s.releases = without(s.releases, rel)
+	for _, l := range rel.leases {
 		if l.state != lost {
 			s.log("not released", "")
 		}
-		s.end(l, "unconfirmed")
+		s.markReleased(l, "unconfirmed")
 	}
 }
 
-func (s *leaseStates) releaseFailed(g *giveBack, code string, isOpening bool) {
-	g.isInDoubt = g.isInDoubt || !isOpening && isDoubtful(code)
-	// An error of the statement may be of one of them.
-	isOfOne := len(g.leases) > 1 && !isOpening && !isOfConnection(code)
-	if !isOfOne && !isLocked(code) && !isOfConnection(code) || s.now >= g.until {
-		s.givenBack(g)
+func (s *leaseStates) releaseFailed(rel *release, code string, isOpening bool) {
+	rel.isInDoubt = rel.isInDoubt || !isOpening && leavesDoubt(code)
+	// The error of a statement may be caused by one lease of several.
+	splits := len(rel.leases) > 1 && !isOpening && !isConnectionError(code)
+	if !splits && !isLockError(code) && !isConnectionError(code) || s.now >= rel.until {
+		s.abandonRelease(rel)
 		return
 	}
-	pause := max(shortestPause, (g.until-s.now)/4)
-	// At once where the connection had only ended before, and one by one where one is in the way.
-	if g.tries++; isOfOne || g.tries == 1 && isOfConnection(code) || code == "unsent" {
+	pause := max(shortestPause, (rel.until-s.now)/4)
+	// Retried at once if the connection had ended, and one by one if a lease caused the error.
+	if rel.tries++; splits || rel.tries == 1 && isConnectionError(code) || code == "unsent" {
 		pause = 0
 	}
-	if g.at = s.now + pause; isOfOne {
-		s.giveBacks = without(s.giveBacks, g)
-		for _, l := range g.leases {
-			one := *g
-			one.leases, one.isAlone = []*leaseState{l}, true
-			s.giveBacks = append(s.giveBacks, &one)
+	if rel.dueAt = s.now + pause; splits {
+		s.releases = without(s.releases, rel)
+		for _, l := range rel.leases {
+			alone := *rel
+			alone.leases, alone.isAlone = []*leaseState{l}, true
+			s.releases = append(s.releases, &alone)
 		}
 	}
 }
 
 // Ends
 
-func (s *leaseStates) lose(l *leaseState, reason Reason, rest []string) {
-	l.state, l.reason, l.rest = lost, reason, rest
-	if l.isTold {
+func (s *leaseStates) markLost(l *leaseState, reason Reason, unreleased []string) {
+	l.state, l.reason, l.unreleased = lost, reason, unreleased
+	if l.isReported {
 		s.log("lost", reason)
-		s.event("lost", l)
+		s.emit("lost", l)
 		return
 	}
-	s.giveBackRest(l)
-	s.settle(l.request)
+	s.releaseAfterLoss(l)
+	s.replyIfDecided(l.request)
 }
 
-// giveBackRest forgets a lease that is lost, and gives back what the server may still hold for it.
-func (s *leaseStates) giveBackRest(l *leaseState) {
+// releaseAfterLoss forgets a lost lease, and releases the names that the server may still hold.
+func (s *leaseStates) releaseAfterLoss(l *leaseState) {
 	s.leases = without(s.leases, l)
-	if l.isOver = len(l.rest) == 0; !l.isOver && !s.isDone {
-		s.giveBack(l, false)
+	if l.hasEnded = len(l.unreleased) == 0; !l.hasEnded && !s.hasClosed {
+		s.queueRelease(l, false)
 	}
-	s.endLinks()
+	s.closeUnusedConnections()
 }
 
-// end is that of a release. What was lost before has been told.
-func (s *leaseStates) end(l *leaseState, reason Reason) {
+func (s *leaseStates) markReleased(l *leaseState, reason Reason) {
 	wasLost := l.state == lost
-	if l.isOver = true; !wasLost {
+	if l.hasEnded = true; !wasLost {
 		l.state, l.reason = released, reason
 		s.leases = without(s.leases, l)
 	}
-	s.endLinks()
-	if l.isTold && !wasLost {
-		s.event("released", l)
+	s.closeUnusedConnections()
+	if l.isReported && !wasLost {
+		s.emit("released", l)
 	}
 }
 
-func (s *leaseStates) event(kind string, l *leaseState) {
-	if kind == "acquired" {
-		l.isTold, l.atMost = true, s.now+l.request.AtMost
+func (s *leaseStates) emit(event string, l *leaseState) {
+	if event == "acquired" {
+		l.isReported, l.endsAt = true, s.now+l.request.AtMost
 	}
-	e := effect{Event: kind, Key: l.key, Token: l.token, Reason: l.reason, Advice: l.advice}
-	if l.holds() {
+	e := effect{Event: event, Key: l.key, Token: l.token, Reason: l.reason, Advice: l.advice}
+	if l.isHeld() {
 		e.Remaining = l.deadline - s.now
 	}
 	s.effects = append(s.effects, e)
 }
 
-// To lead
-
-// leadState is one who leads, or waits to.
-type leadState struct {
-	ttl, spread int64
-	failures    int
-	isLeading   bool
-	at, since   int64
+// log writes one line for all equal ones of a step, with their count.
+func (s *leaseStates) log(what string, reason Reason) {
+	isEqual := func(e effect) bool { return e.Log == what && e.Reason == reason }
+	if i := slices.IndexFunc(s.logs, isEqual); i >= 0 {
+		s.logs[i].Count++
+	} else {
+		s.logs = append(s.logs, effect{Log: what, Reason: reason, Count: 1})
+	}
 }
 
-func (d *leadState) start() []effect {
-	d.at = never
+// leadState is the state of one Lead. Its effects are acquire, work, pause and end.
+type leadState struct {
+	ttl, jitter            int64
+	failures               int
+	isLeading              bool
+	resumeAt, leadingSince int64
+}
+
+func (l *leadState) start() []effect {
+	l.resumeAt = never
 	return []effect{{Lead: "acquire"}}
 }
 
-func (d *leadState) granted(now int64) []effect {
-	d.isLeading, d.since = true, now
+func (l *leadState) granted(now int64) []effect {
+	l.isLeading, l.leadingSince = true, now
 	return []effect{{Lead: "work"}}
 }
 
-func (d *leadState) workDone() []effect { return d.end("") }
+func (l *leadState) workDone() []effect { return l.end("") }
 
-// failed is of an acquire, or of the work, and has the kind of the error; isLost: the lease is,
-// whatever the work's error says. An outage is one line of the log; a candidate that has not led
-// tells no event.
-func (d *leadState) failed(now int64, cause string, isLost bool) (effects []effect) {
-	goesOn := []string{"LeaseLost", "LeaseTaken", "TransactionLost", "ConnectionLost", "NoAnswer",
-		"NoConnection", "transient"}
-	switch isOver := !isLost && !slices.Contains(goesOn, cause); {
-	case isOver && d.isLeading:
-		return d.end("work failed")
-	case isOver:
-		return d.end(cause)
-	case d.isLeading && now-d.since >= min(d.ttl, 60_000):
-		d.failures = 0
+// transientCauses are the errors after which a leader acquires again.
+var transientCauses = []string{"LeaseLost", "LeaseTaken", "TransactionLost", "ConnectionLost",
+	"NoAnswer", "NoConnection", "transient"}
+
+// failed is the input that an acquire or the work has failed, with the kind of its error. A loss
+// of the lease leads to another acquire, whatever the work's error is. An outage writes one line to
+// the log, and emits one event if this process has led.
+func (l *leadState) failed(now int64, cause string, isLost bool) (effects []effect) {
+	switch ends := !isLost && !slices.Contains(transientCauses, cause); {
+	case ends && l.isLeading:
+		return l.end("work failed")
+	case ends:
+		return l.end(cause)
+	case l.isLeading && now-l.leadingSince >= min(l.ttl, 60_000):
+		l.failures = 0
 	}
-	if d.failures == 0 {
+	if l.failures == 0 {
 		effects = append(effects, effect{Log: "leads no more", Code: cause})
-		if d.isLeading {
+		if l.isLeading {
 			effects = append(effects, effect{Event: "interrupted", Code: cause})
 		}
 	}
-	shortest := max(d.ttl/12, shortestPause)
-	pause := min(shortest<<min(d.failures, 20), longestWait(d.ttl))
-	pause -= pause * d.spread / 4000
-	d.failures++
-	d.isLeading, d.at = false, now+pause
+	shortest := max(l.ttl/12, shortestPause)
+	pause := min(shortest<<min(l.failures, 20), longestBackoff(l.ttl))
+	pause -= pause * l.jitter / 4000
+	l.failures++
+	l.isLeading, l.resumeAt = false, now+pause
 	return append(effects, effect{Lead: "pause", Pause: pause})
 }
 
-// stop lets the work end by itself.
-func (d *leadState) stop() []effect {
-	if d.isLeading {
+// stop ends at once, unless it leads: then it ends when the work is done.
+func (l *leadState) stop() []effect {
+	if l.isLeading {
 		return nil
 	}
-	return d.end("")
+	return l.end("")
 }
 
-func (d *leadState) tick(now int64) []effect {
-	if now < d.at {
+func (l *leadState) tick(now int64) []effect {
+	if now < l.resumeAt {
 		return nil
 	}
-	return d.start()
+	return l.start()
 }
 
-func (d *leadState) end(why string) []effect {
-	d.at = never
+func (l *leadState) end(why string) []effect {
+	l.resumeAt = never
 	return []effect{{Lead: "end", Code: why}}
+}
+
+// window returns the part of a span that the client trusts: the server counts it by another clock.
+func window(span int64) int64 { return span - (span+49)/50 }
+
+// ownLimit returns the limit of an acquire, a release or an undo without regard to other leases.
+func ownLimit(ttl int64) int64 { return min(max(ttl/3, shortestRetryTime), longestCall) }
+
+func backoff(tries int, longest int64) int64 { return min(firstRetry<<min(tries-1, 20), longest) }
+
+func longestBackoff(ttl int64) int64 { return min(max(ttl/3, shortestWait), longestPause) }
+
+func smallestTTL(leases []*leaseState) int64 {
+	smallest := never
+	for _, l := range leases {
+		smallest = min(smallest, l.ttl)
+	}
+	return smallest
+}
+
+// countWithin returns how many of the first items have sizes that add up to at most limit, and at
+// least 1.
+func countWithin[T any](limit int, items []T, size func(T) int) int {
+	total := 0
+	for i, item := range items {
+		if total += size(item); i > 0 && total > limit {
+			return i
+		}
+	}
+	return len(items)
+}
+
+// find returns the first item for which matches is true, or nil.
+func find[T any](items []*T, matches func(*T) bool) *T {
+	if i := slices.IndexFunc(items, matches); i >= 0 {
+		return items[i]
+	}
+	return nil
+}
+
+// without returns a copy, so that a loop over the items goes on.
+func without[T comparable](items []T, removed T) []T {
+	return slices.DeleteFunc(slices.Clone(items), func(item T) bool { return item == removed })
+}
+
+// hasAnyPrefix reports whether the code is one of these SQLSTATEs or words, or of one of these
+// classes.
+func hasAnyPrefix(code string, prefixes ...string) bool {
+	return slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(code, p) })
+}
+
+// isConnectionError reports whether a call on another connection may succeed.
+func isConnectionError(code string) bool {
+	return hasAnyPrefix(code,
+		"connect", "unsent", "ended", "no answer", "25006", "53300", "08", "57P0")
+}
+
+// leavesDoubt reports whether the server may have carried out the statement.
+func leavesDoubt(code string) bool {
+	isKnown := hasAnyPrefix(code, "unsent", "25006", "53300")
+	return !isKnown && (hasAnyPrefix(code, "unreadable", "panicked") || isConnectionError(code))
+}
+
+func isConflict(code string) bool { return hasAnyPrefix(code, "40001", "40P01") }
+
+// isTransient reports whether the same statement may succeed later, as on a standby that is
+// promoted.
+func isTransient(code string) bool {
+	return hasAnyPrefix(code, "25", "40", "53", "55P03", "57", "58") || isConnectionError(code)
+}
+
+func isLockError(code string) bool { return hasAnyPrefix(code, "55P03") || isConflict(code) }
+
+func notGranted(code string, isOpening bool) effect {
+	kinds := map[string]string{
+		"42501": "NotGranted", "42883": "NotInstalled", "3F000": "NotInstalled",
+	}
+	e := effect{Error: cmp.Or(kinds[code], "Refused")}
+	// The codes in lower case are the client's own.
+	if len(code) == 5 && strings.ToUpper(code) == code {
+		e.SQLState = code
+	}
+	if isOpening {
+		e.Error = "NoConnection"
+	} else if isConnectionError(code) || leavesDoubt(code) {
+		e.Error = "NoAnswer"
+	}
+	return e
 }

@@ -56,25 +56,25 @@ func TestVectors(t *testing.T) {
 }
 
 func (v vector) play(t *testing.T) {
-	s, d := newLeaseStates(v.Jitter), &leadState{spread: v.Jitter}
+	s, lead := newLeaseStates(v.Jitter), &leadState{jitter: v.Jitter}
 	for i, step := range v.Steps {
 		where := fmt.Sprintf("step %d at %d", i, step.At)
 		var effects []effect
 		for what, in := range step.In {
-			effects = input(t, s, d, step.At, what, in)
+			effects = input(t, s, lead, step.At, what, in)
 		}
 		if len(effects) != len(step.Out) {
 			t.Fatalf("%s: %s instead of %s", where, text(effects), text(step.Out))
 		}
 		for i, expected := range step.Out {
-			expected := spread(expected).(map[string]any)
-			if is := fields(effects[i]); !isLike(is, expected) {
-				t.Fatalf("%s: %s instead of %s", where, text(is), text(expected))
+			expected := expand(expected).(map[string]any)
+			if actual := fields(effects[i]); !matches(actual, expected) {
+				t.Fatalf("%s: %s instead of %s", where, text(actual), text(expected))
 			}
 		}
-		for key, is := range step.Held {
-			if s.remaining(step.At, key) > 0 != is {
-				t.Fatalf("%s: %s is held: %v", where, key, !is)
+		for key, isHeld := range step.Held {
+			if s.remaining(step.At, key) > 0 != isHeld {
+				t.Fatalf("%s: %s is held: %v", where, key, !isHeld)
 			}
 		}
 		for key, at := range step.Deadline {
@@ -93,22 +93,22 @@ func (v vector) play(t *testing.T) {
 	}
 }
 
-// isLike tells whether all that is expected is there, in full; what is missing is 0, false or
-// empty.
-func isLike(is, expected map[string]any) bool {
+// matches reports whether all expected fields are equal. A field that is missing in an effect is 0,
+// false or empty.
+func matches(actual, expected map[string]any) bool {
 	for key, value := range expected {
-		some, _ := is[key].([]any)
+		list, _ := actual[key].([]any)
 		switch value := value.(type) {
-		case map[string]any: // so many of them
-			if float64(len(some)) != value["length"] {
+		case map[string]any: // {"length": n} is any list of n elements
+			if float64(len(list)) != value["length"] {
 				return false
 			}
 		case []any:
-			if len(some)+len(value) > 0 && !reflect.DeepEqual(some, value) {
+			if len(list)+len(value) > 0 && !reflect.DeepEqual(list, value) {
 				return false
 			}
 		default:
-			if is[key] != value {
+			if actual[key] != value {
 				return false
 			}
 		}
@@ -116,30 +116,31 @@ func isLike(is, expected map[string]any) bool {
 	return true
 }
 
-// spread writes out the shorthands: {"prefix": p, "count": n} in a list of names, and {"each": row,
-// "count": n} in a list of rows. The keys of objects become those of Go's fields in lower case.
-func spread(value any) any {
+// expand replaces the shorthands: {"prefix": p, "count": n} in a list of names, and {"each": row,
+// "count": n} in a list of rows. It removes the underscores from the keys of objects, which then
+// are the names of Go's fields in lower case.
+func expand(value any) any {
 	switch value := value.(type) {
 	case map[string]any:
 		object := map[string]any{}
-		for key, one := range value {
-			object[strings.ReplaceAll(key, "_", "")] = spread(one)
+		for key, field := range value {
+			object[strings.ReplaceAll(key, "_", "")] = expand(field)
 		}
 		return object
 	case []any:
 		all := []any{}
-		for _, one := range value {
-			of, _ := one.(map[string]any)
-			count, isShort := of["count"].(float64)
-			prefix, isName := of["prefix"].(string)
+		for _, item := range value {
+			short, _ := item.(map[string]any)
+			count, isShort := short["count"].(float64)
+			prefix, isName := short["prefix"].(string)
 			for i := range int(max(count, 1)) {
 				switch {
 				case isName:
 					all = append(all, prefix+strconv.Itoa(i))
 				case isShort:
-					all = append(all, of["each"])
+					all = append(all, short["each"])
 				default:
-					all = append(all, spread(one))
+					all = append(all, expand(item))
 				}
 			}
 		}
@@ -156,7 +157,7 @@ func text(value any) string {
 	return string(text)
 }
 
-// fields are those of an effect.
+// fields returns the fields of an effect, with names in lower case.
 func fields(e effect) map[string]any {
 	var all any
 	_ = json.Unmarshal([]byte(text(e)), &all)
@@ -167,9 +168,9 @@ func fields(e effect) map[string]any {
 	return fields
 }
 
-// said is what an input may have.
-type said struct {
-	ask
+// inputArgs are the arguments of all inputs.
+type inputArgs struct {
+	acquireArgs
 	Call, Connection  int
 	Key, Stage, Table string
 	Token             int64
@@ -182,63 +183,63 @@ type said struct {
 	Lost              bool
 }
 
-func input(t *testing.T, s *leaseStates, d *leadState, now int64, what string, in any) []effect {
-	var o said
-	if err := json.Unmarshal([]byte(text(spread(in))), &o); err != nil {
+func input(t *testing.T, s *leaseStates, lead *leadState, now int64, what string, in any) []effect {
+	var args inputArgs
+	if err := json.Unmarshal([]byte(text(expand(in))), &args); err != nil {
 		t.Fatal(what, err)
 	}
-	if o.Call > s.lastCall {
-		t.Fatalf("at %d: call %d was never sent", now, o.Call)
+	if args.Call > s.lastCall {
+		t.Fatalf("at %d: call %d was never sent", now, args.Call)
 	}
 	decide := map[string]func(){
-		"acquire": func() { s.acquire(o.ask) },
+		"acquire": func() { s.acquire(args.acquireArgs) },
 		"keep_row": func() {
-			o.Names, o.Named = []string{o.Key}, true
-			s.keepRow(o.ask, o.Table, o.Token)
+			args.Names, args.Named = []string{args.Key}, true
+			s.keepRow(args.acquireArgs, args.Table, args.Token)
 		},
-		"give_up":          func() { s.giveUp(o.ID) },
-		"release":          func() { s.release(o.Key) },
-		"last_transaction": func() { s.last(o.Keys, o.Stage) },
-		"row_locked":       func() { s.touches(o.Key, true) },
-		"row_unlocked":     func() { s.touches(o.Key, false) },
-		"suspect":          func() { s.suspect(o.Keys) },
-		"check":            func() { s.check(o.Key) },
+		"give_up":          func() { s.giveUp(args.ID) },
+		"release":          func() { s.release(args.Key) },
+		"last_transaction": func() { s.lastTransaction(args.Keys, args.Stage) },
+		"row_locked":       func() { s.rowLocked(args.Key) },
+		"row_unlocked":     func() { s.rowUnlocked(args.Key) },
+		"suspect":          func() { s.suspect(args.Keys) },
+		"check":            func() { s.check(args.Key) },
 		"close":            s.close,
-		"sent":             func() { s.sent(o.Call) },
-		"answer":           func() { s.answered(o.Call, answerOf(s.call(o.Call), o)) },
-		"failed":           func() { s.failed(o.Call, o.Code, o.Broken) },
-		"disconnected":     func() { s.disconnected(o.Connection) },
-		"heartbeat_died":   s.died,
+		"sent":             func() { s.sent(args.Call) },
+		"answer":           func() { s.answered(args.Call, answerOf(s.call(args.Call), args)) },
+		"failed":           func() { s.failed(args.Call, args.Code, args.Broken) },
+		"disconnected":     func() { s.disconnected(args.Connection) },
+		"heartbeat_died":   s.heartbeatDied,
 		"tick":             func() {},
 	}[what]
-	leads := map[string]func() []effect{
-		"start":       func() []effect { d.ttl = o.TTL; return d.start() },
-		"granted":     func() []effect { return d.granted(now) },
-		"work done":   d.workDone,
-		"work failed": func() []effect { return d.failed(now, o.Cause, o.Lost) },
-		"not granted": func() []effect { return d.failed(now, o.Cause, false) },
-		"stop":        d.stop,
-		"tick":        func() []effect { return d.tick(now) },
-	}[o.What]
+	leadInputs := map[string]func() []effect{
+		"start":       func() []effect { lead.ttl = args.TTL; return lead.start() },
+		"granted":     func() []effect { return lead.granted(now) },
+		"work done":   lead.workDone,
+		"work failed": func() []effect { return lead.failed(now, args.Cause, args.Lost) },
+		"not granted": func() []effect { return lead.failed(now, args.Cause, false) },
+		"stop":        lead.stop,
+		"tick":        func() []effect { return lead.tick(now) },
+	}[args.What]
 	switch {
 	case what == "nothing":
 		return nil
 	case what == "lead":
-		return leads()
+		return leadInputs()
 	}
-	return s.step(now, o.Call, decide)
+	return s.step(now, args.Call, decide)
 }
 
-// answerOf reads the rows as those of the statement that the call has sent.
-func answerOf(c *call, o said) (a answer) {
-	if a.taken = o.Taken; c == nil {
+// answerOf reads the rows of an answer as the call's statement returns them.
+func answerOf(c *call, args inputArgs) (a answer) {
+	if a.taken = args.Taken; c == nil {
 		return a
 	}
-	for _, one := range o.Rows {
-		row, _ := one.([]any)
-		number := func(at int) int64 {
-			if at < len(row) && row[at] != nil {
-				return int64(row[at].(float64))
+	for _, value := range args.Rows {
+		row, _ := value.([]any)
+		number := func(column int) int64 {
+			if column < len(row) && row[column] != nil {
+				return int64(row[column].(float64))
 			}
 			return -1
 		}
@@ -246,15 +247,15 @@ func answerOf(c *call, o said) (a answer) {
 		case "acquire":
 			a.token = number(1)
 		case "keep", "keep_row":
-			is := outcome{is: row[0].(string), remaining: number(1), againIn: number(2)}
+			o := outcome{kind: row[0].(string), remaining: number(1), againIn: number(2)}
 			if len(row) > 3 {
-				is.code, _ = row[3].(string)
+				o.code, _ = row[3].(string)
 			}
-			a.outcomes = append(a.outcomes, is)
+			a.outcomes = append(a.outcomes, o)
 		case "release":
-			a.released = append(a.released, one != nil)
+			a.released = append(a.released, value != nil)
 		case "undo":
-			a.undone = int64(one.(float64))
+			a.undone = int64(value.(float64))
 		}
 	}
 	return a

@@ -267,7 +267,7 @@ func (g *guard) run(last []Last) error {
 		g.h.renew(g.ctx, g.leases)
 		_, err = g.once()
 	}
-	if isOf(stateOf(err), "PF001", "PF004") {
+	if hasAnyPrefix(stateOf(err), "PF001", "PF004") {
 		// The next renewal tells whether they are lost.
 		g.h.suspect(g.leases)
 	}
@@ -313,7 +313,7 @@ func (g *guard) once() (isInner bool, err error) {
 			g.h.last(g.leases, last)
 		}
 		for _, l := range g.touched {
-			g.h.input(0, func() { g.h.states.touches(l.key, false) })
+			g.h.input(0, func() { g.h.states.rowUnlocked(l.key) })
 		}
 		g.touched = nil
 	}()
@@ -327,7 +327,7 @@ func (g *guard) once() (isInner bool, err error) {
 	// Also where the work panics.
 	defer func() {
 		if !isDone {
-			ctx, cancel := context.WithTimeout(context.WithoutCancel(g.ctx), portion*time.Millisecond)
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(g.ctx), waitPortion*time.Millisecond)
 			defer cancel()
 			// Where it fails the driver ends the connection.
 			_ = t.rollback(ctx)
@@ -402,7 +402,7 @@ func (g *guard) asks(
 		}
 		if g.at == beginning {
 			g.touched = append(g.touched, l)
-			g.h.input(0, func() { g.h.states.touches(l.key, true) })
+			g.h.input(0, func() { g.h.states.rowLocked(l.key) })
 		}
 	}
 	if len(named) == 0 && len(g.leases) > 0 {
@@ -436,7 +436,7 @@ func (g *guard) pairs(leases Leases) string {
 func (g *guard) told(err error, isBroken bool, role string) error {
 	state, own := stateOf(err), g.ctx.Err()
 	// The server has ended an idle transaction before it read the commit.
-	inDoubt := g.at == committing && !isOf(state, "25P03", "25P04")
+	inDoubt := g.at == committing && !hasAnyPrefix(state, "25P03", "25P04")
 	loss := errors.Join(g.check(g.held()), context.Cause(g.until))
 	var told *Error
 	switch {
@@ -457,7 +457,7 @@ func (g *guard) told(err error, isBroken bool, role string) error {
 		if own != nil && !errors.Is(err, own) {
 			return fmt.Errorf("%w: %w", own, err)
 		}
-	case g.at == beginning && len(g.leases) == 0 && isOf(state, "22004", "PF004"):
+	case g.at == beginning && len(g.leases) == 0 && hasAnyPrefix(state, "22004", "PF004"):
 		// NULL from lease_adopt: an older number is guarded. PF004 from it: another holder has
 		// adopted this number.
 		holder, _ := refused(err, state).Detail["holder"].(string)
