@@ -8,8 +8,8 @@ import (
 
 var start = time.Now()
 
-// now is on CLOCK_BOOTTIME (7), which nobody can set, and which goes on while the machine sleeps.
-// Go's own clock does not.
+// now returns the time of CLOCK_BOOTTIME (7), which nobody can set, and which goes on while the
+// machine sleeps. The clock of package time does not.
 func now() time.Duration {
 	var read syscall.Timespec
 	into := uintptr(unsafe.Pointer(&read))

@@ -6,5 +6,5 @@ import "time"
 
 var start = time.Now()
 
-// now is on a clock that nobody can set.
+// now returns the time of a clock that nobody can set.
 func now() time.Duration { return time.Since(start) }

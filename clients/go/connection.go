@@ -12,42 +12,42 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Conn is what a fence needs of its connection: a *pgx.Conn, or what wraps one.
+// Conn is a connection that a fence can use: a *pgx.Conn, or a wrapper of one.
 type Conn interface {
 	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
 	PgConn() *pgconn.PgConn
 	Close(ctx context.Context) error
 }
 
-// connection is one of the heartbeat's: for one call at a time, without a time limit of its own,
-// until it is cut.
+// connection is a connection of the heartbeat, for one call at a time. A call has no time limit
+// here: the heartbeat cuts the connection.
 type connection struct {
 	number int
-	// use is held by the one who uses it, and guards usedAt.
+	// use is locked while the connection is used, and guards usedAt.
 	use    sync.Mutex
 	usedAt time.Duration
-	// open ends when it is cut.
+	// open ends when the connection is cut.
 	open context.Context
 	end  context.CancelFunc
 	conn atomic.Pointer[Conn]
 }
 
-// opened is the driver's connection, or nil.
-func (c *connection) opened() Conn {
+// driver returns the driver's connection, or nil if it is not open yet.
+func (c *connection) driver() Conn {
 	if conn := c.conn.Load(); conn != nil {
 		return *conn
 	}
 	return nil
 }
 
-func (c *connection) opens(open func(context.Context) (Conn, error)) error {
+func (c *connection) connect(open func(context.Context) (Conn, error)) error {
 	conn, err := open(c.open)
 	if err != nil {
 		return err
 	}
 	c.usedAt = now()
 	if c.conn.Store(&conn); c.open.Err() != nil {
-		// Whoever cut it may have seen none.
+		// The goroutine that cut this connection may have found no driver's connection to end.
 		go hangUp(conn)
 	}
 	return c.open.Err()
@@ -55,60 +55,62 @@ func (c *connection) opens(open func(context.Context) (Conn, error)) error {
 
 // query runs the statement of a call in autocommit.
 func (c *connection) query(e effect, s statement) (a answer, err error) {
-	// Nothing is prepared under a name: behind a pooler the next transaction may be in another
+	// No statement is prepared under a name: behind a pooler the next transaction may be in another
 	// session.
 	args := append([]any{pgx.QueryExecModeExec}, s.args...)
-	rows, err := c.opened().Query(c.open, s.sql, args...)
+	rows, err := c.driver().Query(c.open, s.sql, args...)
 	if err == nil {
-		a, err = read(e, rows)
+		a, err = readAnswer(e, rows)
 	}
 	c.usedAt = now()
 	return a, err
 }
 
-// hasEnded looks whether the server has closed it, where it was idle for a while.
+// hasEnded reports whether the server has closed the connection. It looks only if the connection
+// has been idle for the given time.
 func (c *connection) hasEnded(idle time.Duration) bool {
-	conn := c.opened()
+	conn := c.driver()
 	if conn == nil || now()-c.usedAt < idle {
 		return false
 	}
-	// Not by a context: what its end does can be set, and may ask the server to cancel.
-	on := conn.PgConn()
-	_ = on.Conn().SetReadDeadline(time.Now().Add(time.Millisecond))
-	// The server's reason comes first, then the end.
-	err := on.WaitForNotification(context.Background())
-	_ = on.Conn().SetReadDeadline(time.Time{})
-	return err != nil && on.IsClosed()
+	// A deadline, not a context: at the end of a context the driver may send a cancel request,
+	// depending on its settings.
+	pgConn := conn.PgConn()
+	_ = pgConn.Conn().SetReadDeadline(time.Now().Add(time.Millisecond))
+	// The server sends the reason before it closes the connection.
+	err := pgConn.WaitForNotification(context.Background())
+	_ = pgConn.Conn().SetReadDeadline(time.Time{})
+	return err != nil && pgConn.IsClosed()
 }
 
-// isBroken tells whether it is of no use for another statement.
+// isBroken reports whether the connection cannot be used for another statement.
 func (c *connection) isBroken() bool {
-	conn := c.opened()
+	conn := c.driver()
 	return conn == nil || conn.PgConn().IsClosed() || conn.PgConn().TxStatus() != 'I'
 }
 
-// role is the one that logged in.
+// role returns the role that has logged in.
 func (c *connection) role() string {
-	if conn := c.opened(); conn != nil {
+	if conn := c.driver(); conn != nil {
 		return conn.PgConn().ParameterStatus("session_authorization")
 	}
 	return ""
 }
 
-// cut ends it at once, whatever hangs in it, without waiting for anything.
+// cut ends the connection at once, whatever hangs in it, and waits for nothing.
 func (c *connection) cut() {
 	c.end()
-	if conn := c.opened(); conn != nil {
+	if conn := c.driver(); conn != nil {
 		cut(conn.PgConn())
 	}
 	go c.hangUp()
 }
 
-// hangUp ends it as it should, when nobody uses it.
+// hangUp waits until the connection is not used, and closes it properly.
 func (c *connection) hangUp() {
 	c.use.Lock()
 	defer c.use.Unlock()
-	if conn := c.opened(); conn != nil {
+	if conn := c.driver(); conn != nil {
 		hangUp(conn)
 	}
 	c.end()
@@ -121,33 +123,33 @@ func hangUp(conn Conn) {
 	cut(conn.PgConn())
 }
 
-// cut ends what hangs on a connection, from any goroutine.
+// cut ends a connection and any call that hangs on it. It may be called from any goroutine.
 func cut(conn *pgconn.PgConn) {
 	_ = conn.Conn().SetDeadline(time.Unix(1, 0))
-	// Some wait here: TLS for saying goodbye, and a tunnel.
+	// Close may block: TLS sends an alert first, and a tunnel may wait, too.
 	go func() { _ = conn.Conn().Close() }()
 }
 
-// opener makes of a source what opens connections.
+// opener returns the function that opens the connections of a source.
 func opener(source any) func(context.Context) (Conn, error) {
 	var pool *pgxpool.Config
-	var wrong error
+	var parseErr error
 	switch source := source.(type) {
 	case func(context.Context) (Conn, error):
 		return source
 	case *pgxpool.Pool:
 		pool = source.Config()
 	case string:
-		pool, wrong = pgxpool.ParseConfig(source)
+		pool, parseErr = pgxpool.ParseConfig(source)
 	}
 	return func(ctx context.Context) (Conn, error) {
-		if wrong != nil {
-			return nil, wrong
+		if parseErr != nil {
+			return nil, parseErr
 		}
-		// Not by a pool of its own: what hangs in one, or panics, is out of reach.
+		// The fence has no pool of its own: a call that hangs or panics in a pool cannot be ended.
 		config := pool.ConnConfig.Copy()
-		// The server would refuse the setting that lib/pq takes for itself. Go's strings are UTF-8,
-		// whatever the role has set.
+		// The server would refuse binary_parameters, which is a setting of lib/pq. Go's strings are
+		// UTF-8, whatever encoding the role has set.
 		delete(config.RuntimeParams, "binary_parameters")
 		config.RuntimeParams["client_encoding"] = "UTF8"
 		hosts := map[string]bool{config.Host: true}
@@ -155,7 +157,7 @@ func opener(source any) func(context.Context) (Conn, error) {
 			hosts[other.Host] = true
 		}
 		if len(hosts) > 1 && config.ConnectTimeout == 0 {
-			// The first one must leave time for the others.
+			// A host that does not answer must leave time for the others.
 			config.ConnectTimeout = shortestOpening * time.Millisecond / time.Duration(len(hosts))
 		}
 		if pool.BeforeConnect != nil {
@@ -173,30 +175,30 @@ func opener(source any) func(context.Context) (Conn, error) {
 	}
 }
 
-// read takes the rows of a call, none of whose columns is NULL.
-func read(e effect, rows pgx.Rows) (a answer, err error) {
+// readAnswer reads the rows of a call. Its statement returns no NULL.
+func readAnswer(e effect, rows pgx.Rows) (a answer, err error) {
 	var first, second string
 	var remaining, again float64
-	var is bool
-	into, count := []any{&first, &remaining, &again, &second}, len(e.Names)
+	var isReleased bool
+	columns, count := []any{&first, &remaining, &again, &second}, len(e.Names)
 	switch e.Do {
 	case "keep", "keep_row":
 		a.outcomes = make([]outcome, 0, count)
 	case "acquire":
-		into, count = []any{&a.token, &first, &remaining, &second}, 1
+		columns, count = []any{&a.token, &first, &remaining, &second}, 1
 	case "release":
-		into = []any{&is}
+		columns = []any{&isReleased}
 	case "undo":
-		into, count = []any{&a.undone}, 1
+		columns, count = []any{&a.undone}, 1
 	}
-	tag, err := pgx.ForEachRow(rows, into, func() error {
+	tag, err := pgx.ForEachRow(rows, columns, func() error {
 		switch e.Do {
 		case "acquire":
 			if a.token == 0 {
 				a.taken = &taken{first, milliseconds(remaining), second}
 			}
 		case "release":
-			a.released = append(a.released, is)
+			a.released = append(a.released, isReleased)
 		case "keep", "keep_row":
 			o := outcome{first, milliseconds(remaining), milliseconds(again), second}
 			a.outcomes = append(a.outcomes, o)

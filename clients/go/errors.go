@@ -20,23 +20,34 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// Kind is what an [Error] is about, to be asked for by errors.Is.
+// Kind is the kind of an [Error]. A program looks for it with errors.Is.
 type Kind string
 
 // The kinds of errors.
 const (
-	LeaseTaken      Kind = "lease taken"      // somebody else has it: Holder, at most for Remaining
-	LeaseLost       Kind = "lease lost"       // it is ours no more: stop, and report no failure
-	Refused         Kind = "refused"          // a write, a guard or a call: SQLState, Detail, Hint
-	TransactionLost Kind = "transaction lost" // nothing has landed, unless InDoubt; the lease may live
-	NotInstalled    Kind = "not installed"    // the extension is not there, or not on the search_path
-	NotGranted      Kind = "not granted"      // the role may not use the lease
-	NoConnection    Kind = "no connection"    // to the server, in time: nothing was sent
-	NoAnswer        Kind = "no answer"        // in time: with InDoubt a grant may be there
-	Closed          Kind = "closed"           // the fence is
+	// LeaseTaken: another holder has the lease. Holder is its name, and Remaining the longest time
+	// until it ends without a renewal.
+	LeaseTaken Kind = "lease taken"
+	// LeaseLost: this process no longer holds the lease. Stop the work, and report no failure.
+	LeaseLost Kind = "lease lost"
+	// Refused: the server has refused a write, a guard or a call, with SQLState, Detail and Hint.
+	Refused Kind = "refused"
+	// TransactionLost: the transaction is not committed, unless it is InDoubt. The lease may still
+	// be held.
+	TransactionLost Kind = "transaction lost"
+	// NotInstalled: the extension is not installed in the database, or not on the search_path.
+	NotInstalled Kind = "not installed"
+	// NotGranted: the role may not use the lease.
+	NotGranted Kind = "not granted"
+	// NoConnection: no connection to the server could be opened in time. No call was sent.
+	NoConnection Kind = "no connection"
+	// NoAnswer: the server has not answered a call in time. InDoubt: it may have granted the lease.
+	NoAnswer Kind = "no answer"
+	// Closed: the fence is closed.
+	Closed Kind = "closed"
 )
 
-// Error makes a Kind something that errors.Is can look for.
+// Error makes a Kind an error, as errors.Is takes one.
 func (k Kind) Error() string { return string(k) }
 
 // Reason is why a lease was lost.
@@ -44,30 +55,34 @@ type Reason string
 
 // The reasons of a loss.
 const (
-	ReasonDeadline  Reason = "deadline"  // it could not be renewed in time
-	ReasonGone      Reason = "gone"      // the server says so: taken over, revoked, expired
-	ReasonRefused   Reason = "refused"   // the server will never renew it for this caller
+	ReasonDeadline  Reason = "deadline"  // no renewal succeeded in time
+	ReasonGone      Reason = "gone"      // taken over, revoked or expired, as the server says
+	ReasonRefused   Reason = "refused"   // the server will never renew the lease for this caller
 	ReasonSession   Reason = "session"   // the connection of a session lease has ended
 	ReasonHeartbeat Reason = "heartbeat" // the heartbeat has failed
-	ReasonAtMost    Reason = "at_most"   // it was to be held no longer
-	ReasonReleased  Reason = "released"  // its holder gave it back
+	ReasonAtMost    Reason = "at_most"   // the time AtMost is over
+	ReasonReleased  Reason = "released"  // the program has released the lease
 )
 
-// Error is whatever pg_fence and its client refuse or tell. Ask for its kind by errors.Is(err,
-// pgfence.LeaseLost), and for the rest by errors.As. It wraps the driver's error. Of its fields
-// those are set that apply, and can be seen.
+// Error is an error of pg_fence or of this client. Look for its kind with errors.Is(err,
+// pgfence.LeaseLost), and for its fields with errors.As. It wraps the driver's error, if there is
+// one. Only the fields that apply, and that are visible to the role, are set.
 type Error struct {
-	Kind      Kind
-	Names     []string
-	Reason    Reason
-	Holder    string
+	Kind   Kind
+	Names  []string
+	Reason Reason
+	Holder string
+	// Remaining is how long a taken lease lasts unless it is renewed.
 	Remaining time.Duration
-	// WaitsFor is what ends a lease that is taken: "ttl", "commit" (of its acquire), "guard".
+	// WaitsFor is the end of what a taken lease waits for: its "ttl", the "commit" of its acquire,
+	// or a "guard", which is a transaction.
 	WaitsFor string
-	// InDoubt: a commit failed, or the work has committed by itself, so that it may have landed; or
-	// an acquire had no answer.
+	// InDoubt is true if a transaction may have committed all the same: its commit has failed, or
+	// the work itself has committed. Of an acquire it is true if the lease may have been granted,
+	// as the server has not answered.
 	InDoubt bool
-	// Detail has presented, stored, lease, holder…; a token is a json.Number, which is exact.
+	// Detail has the fields of the server's error detail, such as presented, stored, lease and
+	// holder. A token in it is a json.Number, which is exact.
 	Detail         map[string]any
 	SQLState, Hint string
 
@@ -80,97 +95,98 @@ func (e *Error) Error() string { return cmp.Or(e.message, string(e.Kind)) }
 // Unwrap returns the driver's error, or nil.
 func (e *Error) Unwrap() error { return e.cause }
 
-// Is lets errors.Is ask for the kind.
+// Is reports whether target is the kind of the error, for errors.Is.
 func (e *Error) Is(target error) bool { return target == e.Kind }
 
-func tell(kind Kind, cause error, format string, args ...any) *Error {
+func newError(kind Kind, cause error, format string, args ...any) *Error {
 	return &Error{Kind: kind, message: fmt.Sprintf(format, args...), cause: cause}
 }
 
-func lostBy(reason Reason, advice string, names ...string) *Error {
-	told := tell(LeaseLost, nil, "the lease %s is lost (%s)", strings.Join(names, ", "), reason)
-	if told.Reason, told.Names = reason, names; advice != "" {
-		told.message += ": it is another role's; " + anotherRole
+func newLeaseLost(reason Reason, advice string, names ...string) *Error {
+	e := newError(LeaseLost, nil, "the lease %s is lost (%s)", strings.Join(names, ", "), reason)
+	if e.Reason, e.Names = reason, names; advice != "" {
+		e.message += ": it is another role's; " + anotherRole
 	}
-	return told
+	return e
 }
 
-func takenBy(
+func newLeaseTaken(
 	holder string, left time.Duration, waitsFor string, cause error, names ...string,
 ) *Error {
-	told := tell(LeaseTaken, cause, "the lease %s is taken", strings.Join(names, ", "))
-	told.Names, told.Holder, told.Remaining, told.WaitsFor = names, holder, left, waitsFor
+	e := newError(LeaseTaken, cause, "the lease %s is taken", strings.Join(names, ", "))
+	e.Names, e.Holder, e.Remaining, e.WaitsFor = names, holder, left, waitsFor
 	if holder != "" {
-		told.message += " by " + holder
+		e.message += " by " + holder
 	}
 	switch {
 	case waitsFor == "commit":
-		told.message += ", whose acquire is not committed yet"
+		e.message += ", whose acquire is not committed yet"
 	case waitsFor == "guard":
-		told.message += ", until a transaction ends that guards it: its ttl is over"
+		e.message += ", until a transaction ends that guards it: its ttl is over"
 	case left > 0:
-		told.message += fmt.Sprintf(", for %v at the most unless it is renewed", left)
+		e.message += fmt.Sprintf(", for %v at the most unless it is renewed", left)
 	}
-	return told
+	return e
 }
 
-// refusal is the error of an acquire.
-func (a *acquire) refusal(e effect) error {
+// err returns the error of a failed acquire.
+func (a *acquire) err(e effect) error {
 	switch Kind(e.Error) {
 	case "LeaseTaken":
-		return takenBy(e.Holder, span(e.Remaining), e.WaitsFor, nil, a.names...)
+		return newLeaseTaken(e.Holder, span(e.Remaining), e.WaitsFor, nil, a.names...)
 	case "LeaseLost":
 		if e.Reason != ReasonRefused || a.cause == nil {
-			return lostBy(e.Reason, e.Advice, a.names...)
+			return newLeaseLost(e.Reason, e.Advice, a.names...)
 		}
 	case "Closed":
 		return &Error{Kind: Closed}
 	case "NoConnection":
-		return a.unanswered(NoConnection, e, "no connection to the server")
+		return a.withoutAnswer(NoConnection, e, "no connection to the server")
 	case "NoAnswer":
-		return a.unanswered(NoAnswer, e, "the server has not answered in time")
+		return a.withoutAnswer(NoAnswer, e, "the server has not answered in time")
 	}
-	switch state := stateOf(a.cause); {
+	switch state := sqlStateOf(a.cause); {
 	case e.Error == "LeaseLost" && a.isOpening:
-		return a.unanswered(NoConnection, effect{SQLState: state}, "no connection to the server")
+		return a.withoutAnswer(NoConnection, effect{SQLState: state}, "no connection to the server")
 	case a.table != "" && state == "42501":
 		const message = "the role %s may not keep rows of %s, for which it needs SELECT and UPDATE: %v"
-		return tell(NotGranted, a.cause, message, a.role, a.names[0], a.cause)
+		return newError(NotGranted, a.cause, message, a.role, a.names[0], a.cause)
 	case a.table != "" && state == "3F000":
-		// The table's schema is not there.
+		// The schema of the table does not exist.
 		return a.cause
 	}
-	return typed(a.cause, false, a.role)
+	return classify(a.cause, false, a.role)
 }
 
-// unanswered has no cause that could be taken for a deadline of the caller's.
-func (a *acquire) unanswered(kind Kind, e effect, message string) *Error {
-	told := tell(kind, nil, "%s", message)
-	if told.InDoubt, told.SQLState = e.InDoubt, e.SQLState; a.cause != nil {
-		told.message += ": " + a.cause.Error()
-		if !isOfContext(a.cause) {
-			told.cause = a.cause
+// withoutAnswer returns an error that does not wrap the end of a context: a caller would take it
+// for a deadline of its own.
+func (a *acquire) withoutAnswer(kind Kind, reply effect, message string) *Error {
+	e := newError(kind, nil, "%s", message)
+	if e.InDoubt, e.SQLState = reply.InDoubt, reply.SQLState; a.cause != nil {
+		e.message += ": " + a.cause.Error()
+		if !isContextError(a.cause) {
+			e.cause = a.cause
 		}
 	}
-	return told
+	return e
 }
 
 func isAnyOf(err error, targets ...error) bool {
 	return slices.ContainsFunc(targets, func(target error) bool { return errors.Is(err, target) })
 }
 
-func isOfContext(err error) bool {
+func isContextError(err error) bool {
 	return isAnyOf(err, context.Canceled, context.DeadlineExceeded)
 }
 
-// serverError is that of pgx or of lib/pq.
+// serverError is an error of the server, as pgx and lib/pq return it.
 type serverError interface {
 	error
 	SQLState() string
 }
 
-// stateOf is the SQLSTATE, however deep it is wrapped; "" where there is none.
-func stateOf(err error) string {
+// sqlStateOf returns the SQLSTATE of an error or of one that it wraps, or "".
+func sqlStateOf(err error) string {
 	var server serverError
 	if errors.As(err, &server) {
 		return server.SQLState()
@@ -178,12 +194,12 @@ func stateOf(err error) string {
 	return ""
 }
 
-// codeOfOpening is the SQLSTATE of what has failed to open a connection; "connect", if another try
-// may open it; else "misconfigured".
-func codeOfOpening(err error) string {
+// openingCode returns the code of an error that has failed to open a connection: its SQLSTATE;
+// without one "connect" if another attempt may succeed, else "misconfigured".
+func openingCode(err error) string {
 	var network net.Error
 	mayPass := sessionEnded(err) || errors.As(err, &network) || errors.Is(err, context.Canceled)
-	switch state := stateOf(err); {
+	switch state := sqlStateOf(err); {
 	case state != "":
 		return state
 	case mayPass && !neverOpens(err):
@@ -192,7 +208,8 @@ func codeOfOpening(err error) string {
 	return "misconfigured"
 }
 
-// neverOpens tells that the driver says of all its tries that no other one will succeed.
+// neverOpens reports whether the driver's error says that no other attempt will succeed. If it has
+// tried several hosts, that must be true of each.
 func neverOpens(err error) bool {
 	switch err := err.(type) {
 	case nil:
@@ -204,41 +221,43 @@ func neverOpens(err error) bool {
 	case interface{ Unwrap() error }:
 		return neverOpens(err.Unwrap())
 	}
-	// It has no type.
+	// The driver's error for this has no type.
 	return err.Error() == "server refused TLS connection"
 }
 
-// sessionEnded tells whether the error says that a session has ended, or that there was none.
+// sessionEnded reports whether the error says that a session has ended, or could not begin.
 func sessionEnded(err error) bool {
-	if state := stateOf(err); state != "" {
-		// Idle in transaction, transaction_timeout, terminated, crashed, starting, idle, too many
-		// connections.
-		return hasAnyPrefix(state, "25P03", "25P04", "57P01", "57P02", "57P03", "57P05", "53300", "08")
+	if state := sqlStateOf(err); state != "" {
+		// In this order: idle in transaction, transaction_timeout, terminated, crashed, starting,
+		// idle, too many connections, and the class of connection errors.
+		return hasAnyPrefix(state,
+			"25P03", "25P04", "57P01", "57P02", "57P03", "57P05", "53300", "08")
 	}
 	var network *net.OpError
 	var connecting *pgconn.ConnectError
 	var ofHTTP *url.Error
-	isOurs := !isOfContext(err) && !errors.As(err, &ofHTTP) && !neverOpens(err)
+	isOurs := !isContextError(err) && !errors.As(err, &ofHTTP) && !neverOpens(err)
 	return isOurs && (pgconn.SafeToRetry(err) ||
 		pgconn.Timeout(err) || errors.As(err, &network) || errors.As(err, &connecting) ||
 		isAnyOf(err, io.ErrUnexpectedEOF, driver.ErrBadConn, sql.ErrConnDone))
 }
 
-// isInterrupted tells what comes of a context that has ended: lib/pq returns the server's answer to
-// its cancel.
+// isInterrupted reports whether the error may come from the end of a context. lib/pq returns the
+// server's answer to its cancel request, 57014.
 func isInterrupted(err error) bool {
-	isOver := isAnyOf(err, sql.ErrTxDone, pgx.ErrTxClosed)
-	return isOver || isOfContext(err) || stateOf(err) == "57014"
+	isDone := isAnyOf(err, sql.ErrTxDone, pgx.ErrTxClosed)
+	return isDone || isContextError(err) || sqlStateOf(err) == "57014"
 }
 
-// typed is what an error means, of one of our own statements or of the work's.
-func typed(err error, isOfWork bool, role string) error {
-	var told *Error
-	state := stateOf(err)
+// classify returns the [Error] for an error of one of the client's statements, or of one of the
+// work's, or the error itself if it has no kind.
+func classify(err error, isFromWork bool, role string) error {
+	var fenceErr *Error
+	state := sqlStateOf(err)
 	switch {
-	case errors.As(err, &told), isOfWork && !hasAnyPrefix(state, "PF"), state == "55P03":
+	case errors.As(err, &fenceErr), isFromWork && !hasAnyPrefix(state, "PF"), state == "55P03":
 	case state == "42883", state == "3F000":
-		return tell(NotInstalled, err, "pg_fence is not installed in this database, or not on the "+
+		return newError(NotInstalled, err, "pg_fence is not installed in this database, or not on the "+
 			"search_path: CREATE EXTENSION pg_fence, or name the schema that it is in, "+
 			"pgfence.InSchema(…) (%v)", err)
 	case state == "42501":
@@ -250,41 +269,41 @@ func typed(err error, isOfWork bool, role string) error {
 		if strings.Contains(message, "was granted to another role") {
 			remedy = anotherRole
 		}
-		return tell(NotGranted, err, "the role %s may not use the lease: %v; %s", role, err, remedy)
+		return newError(NotGranted, err, "the role %s may not use the lease: %v; %s", role, err, remedy)
 	case hasAnyPrefix(state, "PF", "22", "55", "0A", "53"):
-		return refused(err, state)
+		return newRefused(err, state)
 	}
 	return err
 }
 
-// anotherRole is the remedy where the login role changes while a lease is held.
+// anotherRole is the remedy if the login role changes while a lease is held.
 const anotherRole = "a lease is used by the role that acquired it, and by its members: " +
 	"where login roles change, let all of them act as one role (options=-c role=…, or SET ROLE)"
 
-func failedInside(cause error) error {
+func statementFailed(cause error) error {
 	const message = "a statement of the transaction has failed, and all of it is rolled back"
-	return tell(TransactionLost, cause, message)
+	return newError(TransactionLost, cause, message)
 }
 
-func endedInside() error {
+func endedByWork() error {
 	const message = "the work has ended the transaction itself: what it did after that was not guarded"
 	return &Error{Kind: TransactionLost, InDoubt: true, message: message}
 }
 
-func refused(err error, state string) *Error {
+func newRefused(err error, state string) *Error {
 	var server serverError
-	var has struct{ Message, Detail, Hint string }
+	var fields struct{ Message, Detail, Hint string }
 	errors.As(err, &server)
-	// The drivers' types have these fields alike.
+	// The types of both drivers have these fields, with the same names.
 	text, _ := json.Marshal(server)
-	_ = json.Unmarshal(text, &has)
-	told := tell(Refused, err, "%s", cmp.Or(has.Message, err.Error()))
-	if told.SQLState, told.Hint = state, has.Hint; has.Hint != "" {
-		told.message += " (" + has.Hint + ")"
+	_ = json.Unmarshal(text, &fields)
+	e := newError(Refused, err, "%s", cmp.Or(fields.Message, err.Error()))
+	if e.SQLState, e.Hint = state, fields.Hint; fields.Hint != "" {
+		e.message += " (" + fields.Hint + ")"
 	}
-	// Numbers are tokens, which a float64 would round.
-	decoder := json.NewDecoder(strings.NewReader(has.Detail))
+	// The numbers are tokens, which a float64 would round.
+	decoder := json.NewDecoder(strings.NewReader(fields.Detail))
 	decoder.UseNumber()
-	_ = decoder.Decode(&told.Detail)
-	return told
+	_ = decoder.Decode(&e.Detail)
+	return e
 }

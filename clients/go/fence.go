@@ -2,8 +2,8 @@
 //
 // All leases of a [Fence] are kept by one heartbeat on one connection. [Lease.Guard] and
 // [Lease.GuardSQL] run the transactions that write, of pgx 5 or of database/sql with any driver,
-// and put the lease's token into them. A loss is told by the deadline at the latest, whatever
-// hangs: the contexts of the lease's work and of its transactions end.
+// and present the lease's token in them. A loss is reported by the deadline at the latest, whatever
+// hangs: then the contexts of the lease's work and of its transactions end.
 package pgfence
 
 import (
@@ -25,30 +25,31 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Fence is where leases come from: one for a process. It has a connection, and a timer, while
-// leases of it are held, and none otherwise. Its methods may be called from any goroutine.
+// Fence acquires leases and keeps them. A process needs one fence. It has a connection and a timer
+// only while it holds leases. Its methods may be called from any goroutine.
 type Fence struct{ h *heartbeat }
 
-// Source is what a fence can be made from: a connection string, as a URL or in key=value form; a
-// pool, like whose connections the fence's own is, which is not taken from it; or a function that
-// opens a connection.
+// Source says how a fence connects: a connection string, as a URL or in key=value form; a pool,
+// whose configuration the fence takes, but none of its connections; or a function that opens a
+// connection.
 type Source interface {
 	string | *pgxpool.Pool | func(context.Context) (Conn, error)
 }
 
-// Setting is how a fence is made otherwise.
+// Setting is an option of [New].
 type Setting func(*heartbeat)
 
-// InSchema names the extension's schema, where that is not on the search_path.
+// InSchema names the extension's schema, which need not be on the search_path then.
 func InSchema(name string) Setting {
 	return func(h *heartbeat) { h.schema = schema(pgx.Identifier{name}.Sanitize() + ".") }
 }
 
-// OnEvent is told what becomes of leases, in whatever goroutine it happens. It must not block.
-func OnEvent(tell func(Event)) Setting { return func(h *heartbeat) { h.onEvent = tell } }
+// OnEvent has a function called at each [Event] of the leases, in the order of the events and in
+// any goroutine. The function must not block.
+func OnEvent(handle func(Event)) Setting { return func(h *heartbeat) { h.onEvent = handle } }
 
-// New makes a fence. It connects when the first lease is asked for, which tells, too, what is wrong
-// with the source.
+// New returns a fence. It connects when it acquires the first lease, and that acquire returns the
+// error if the source is wrong.
 func New[S Source](source S, settings ...Setting) *Fence {
 	h := newHeartbeat(opener(source))
 	for _, set := range settings {
@@ -57,26 +58,37 @@ func New[S Source](source S, settings ...Setting) *Fence {
 	return &Fence{h}
 }
 
-// Options are how a lease is asked for.
+// Options are the options of an acquire. All of them may be left out.
 type Options struct {
-	TTL      time.Duration // how long it is held without a renewal: 30 s unless given, 100 ms or more
-	Wait     time.Duration // how long to wait for it, where somebody else has it
-	Holder   string        // is shown in the view of all leases; else it is unique for each call
-	Reclaim  bool          // where that Holder has it already, it gets a new grant at once
-	Session  bool          // it ends with its connection, too; no pooler in transaction mode then
-	Shared   bool          // others may have it shared at the same time
-	Slots    int           // how many may have it at the same time; 0 is 1
-	Metadata any           // is shown in the view, too, as JSON
-	AtMost   time.Duration // then it is lost, whatever its heartbeat does: for work that hangs
+	// TTL is how long the lease is held without a renewal: at least 100 ms, and 30 s by default.
+	TTL time.Duration
+	// Wait is how long to wait for a lease that another holder has: 1 ms or more, or 0.
+	Wait time.Duration
+	// Holder is shown in the view of all leases. By default it is unique for each call.
+	Holder string
+	// Reclaim takes the lease over at once if this Holder, which must be given, has it already.
+	Reclaim bool
+	// Session ends the lease with its connection, too. It needs a connection without a pooler in
+	// transaction mode.
+	Session bool
+	// Shared lets other shared holders have the lease at the same time.
+	Shared bool
+	// Slots is how many may have the lease at the same time; 0 is 1.
+	Slots int
+	// Metadata is shown in the view of all leases, as JSON.
+	Metadata any
+	// AtMost is how long the lease is held at most, whatever its heartbeat does, for work that
+	// hangs. It is 1 ms or more, or 0 for no limit.
+	AtMost time.Duration
 }
 
-// acquire looks them over, and fills in what is missing.
+// acquire checks the options, and fills in the defaults.
 func (o Options) acquire(names []string) (*acquire, error) {
 	o.TTL, o.Slots = cmp.Or(o.TTL, 30*time.Second), cmp.Or(o.Slots, 1)
 	switch {
 	case o.TTL < 100*time.Millisecond, o.Wait < 0, o.Wait > 0 && o.Wait < time.Millisecond,
 		o.AtMost < 0, o.AtMost > 0 && o.AtMost < time.Millisecond:
-		// To Go a number is nanoseconds.
+		// A number without a unit is nanoseconds in Go.
 		return nil, fmt.Errorf("pgfence: TTL %v is below 100ms, or Wait %v or AtMost %v below 1ms: "+
 			"a number without its unit?", o.TTL, o.Wait, o.AtMost)
 	case o.Reclaim && o.Holder == "":
@@ -99,20 +111,21 @@ func (o Options) acquire(names []string) (*acquire, error) {
 	}}, nil
 }
 
-// newHolder is a text that is unique for each call.
+// newHolder returns a holder that is unique for each call.
 func newHolder() string {
 	host, _ := os.Hostname()
 	return fmt.Sprintf("%s/%d/%s", host, os.Getpid(), rand.Text()[:8])
 }
 
-// process is the holder that adopts where none is named: all fences of this process are one holder.
+// process is the default holder of adopted leases: all fences of this process are one holder.
 var process = newHolder()
 
-// Work is what is done under a lease. Its context ends with the caller's, and at a loss: use it for
-// whatever takes one.
+// Work is a function that works under a lease. Its context ends with the caller's, and at a loss of
+// the lease: use it for every call that takes a context.
 type Work = func(context.Context, *Lease) error
 
-// Lease does the work under the lease, and gives it back: [Fence.Acquire], then [Lease.Do].
+// Lease acquires a lease, does the work under it, and releases it. Its errors are those of
+// [Fence.Acquire] and [Lease.Do].
 func (f *Fence) Lease(ctx context.Context, name string, options Options, work Work) error {
 	lease, err := f.Acquire(ctx, []string{name}, options)
 	if err != nil {
@@ -121,14 +134,17 @@ func (f *Fence) Lease(ctx context.Context, name string, options Options, work Wo
 	return lease.Do(ctx, work)
 }
 
-// Acquire takes a lease, of several names all or none, or returns an [Error] of the kind
-// [LeaseTaken]. The context is for the acquire alone: where it ends first, its error is returned,
-// and a grant that comes all the same is given back. A wait goes on through an outage; where that
-// hides whether several names, a shared lease or a slot were granted, it ends with [NoAnswer], and
-// what was is given back. Several names have no queue: they are tried each quarter of a second, and
-// may starve beside waiters for each, until Wait is over.
+// Acquire acquires a lease, of several names all or none. Its errors are an [Error] of the kinds
+// [LeaseTaken], [LeaseLost] (granted, and lost before the answer), [NoConnection], [NoAnswer],
+// [NotGranted], [NotInstalled], [Refused] and [Closed], and an error of wrong options.
 //
-// Then [Lease.Do] the work; or look at [Lease.Lost], and defer [Lease.Release].
+// The context is for the acquire alone: if it ends first, its error is returned, and a grant that
+// comes all the same is released. A wait goes on through an outage. If the outage hides whether
+// several names, a shared lease or a slot were granted, the wait ends with [NoAnswer], and a grant
+// is released. Several names have no queue: they are tried each quarter of a second until Wait is
+// over, and may starve beside waiters for each name.
+//
+// Then call [Lease.Do]; or watch [Lease.Lost], and defer [Lease.Release].
 func (f *Fence) Acquire(ctx context.Context, names []string, options Options) (*Lease, error) {
 	a, err := options.acquire(names)
 	if err != nil {
@@ -137,54 +153,57 @@ func (f *Fence) Acquire(ctx context.Context, names []string, options Options) (*
 	return f.h.acquire(ctx, a)
 }
 
-// RowOptions are how a row is kept.
+// RowOptions are the options of [Fence.KeepRow].
 type RowOptions struct {
 	TTL, AtMost time.Duration // as in [Options]
-	Fence       string        // the column of the token: fence, unless it is given
-	Deadline    string        // that of the deadline: held_until, unless it is given
+	Fence       string        // the column of the token: fence by default
+	Deadline    string        // the column of the deadline: held_until by default
 }
 
-// KeepRow keeps a row of a table whose rows are leases of their own, which a statement of yours has
-// claimed: by the columns of its key and their values, under the token that the statement returned.
-// It is renewed at once, for its TTL, and is [LeaseLost] if somebody else has it by now. Finish the
-// row in a [Holding.Guard] with [Releasing].
+// KeepRow keeps a row of a table whose rows are leases. A statement of the program has claimed the
+// row, and returned its token; key has the columns of the row's key and their values. The row is
+// renewed at once, for its TTL; the error is [LeaseLost] if another holder has claimed it
+// meanwhile. Finish the row in a [Holding.Guard] with [Releasing].
 //
-// The table is named as in SQL, with its schema where the fence's connections, or those of guards,
-// have another search_path.
+// The table is named as in SQL. It needs its schema if the connections of the fence, or those of
+// guards, have another search_path.
 func (f *Fence) KeepRow(
 	ctx context.Context, table string, key map[string]any, token int64, options RowOptions,
 ) (*Lease, error) {
-	values, of := []string{}, rowTable{
+	values, described := []string{}, rowTable{
 		table, slices.Sorted(maps.Keys(key)), cmp.Or(options.Fence, "fence"),
 		cmp.Or(options.Deadline, "held_until"),
 	}
-	for _, column := range of.Columns {
+	for _, column := range described.Columns {
 		values = append(values, fmt.Sprint(key[column]))
 	}
 	row, _ := json.Marshal(values)
-	named, _ := json.Marshal(of)
+	tableJSON, _ := json.Marshal(described)
 	a, err := Options{TTL: options.TTL, AtMost: options.AtMost}.acquire([]string{string(row)})
 	if err != nil {
 		return nil, err
 	}
-	a.names, a.table, a.token = []string{table, string(row)}, string(named), token
+	a.names, a.table, a.token = []string{table, string(row)}, string(tableJSON), token
 	return f.h.acquire(ctx, a)
 }
 
-// Lead runs the work whenever this process leads, and again after each loss: of the lease, the
-// server, the connection, the transaction. It ends when the work returns nil or an error of its
-// own, which it returns; and with the context, at which the work's ends, too. It waits for the work
-// in any case, and gives the lease back after it. What it goes on after is a line of the log and an
-// event, once an outage, with a growing pause. A ttl of 0 is 30 s.
+// Lead runs the work whenever this process leads, and again after each loss of the lease, of the
+// server, of a connection or of a transaction. It ends when the work returns nil or an error of its
+// own, or when an acquire has an error that no other attempt can mend, and returns that error. It
+// also ends with the context, and the work's context ends then, too. In each case it waits for the
+// work, and releases the lease after it.
+//
+// After a loss it pauses for a growing time, and acquires the lease again. An outage writes one
+// line to the log, and emits one [Event]. A ttl of 0 is 30 s.
 func (f *Fence) Lead(ctx context.Context, name string, ttl time.Duration, work Work) error {
 	a, err := Options{TTL: ttl, Wait: math.MaxInt64}.acquire([]string{name})
 	if err != nil {
 		return err
 	}
-	// If the answer to an acquire was lost, its own holder takes the grant over.
+	// If the answer to an acquire was lost, the next acquire takes the grant over.
 	a.Reclaim = true
-	d := &leadState{ttl: a.TTL, jitter: f.h.states.jitter}
-	effects := d.start()
+	lead := &leadState{ttl: a.TTL, jitter: f.h.states.jitter}
+	effects := lead.start()
 	for {
 		var pause time.Duration
 		for _, e := range effects {
@@ -192,7 +211,7 @@ func (f *Fence) Lead(ctx context.Context, name string, ttl time.Duration, work W
 			case e.Log != "":
 				slog.Warn("pgfence: "+name+" "+e.Log+", and it is tried again", "reason", err)
 			case e.Event != "":
-				f.h.input(0, func() { f.h.tells(Event{Kind: e.Event, Names: []string{name}}) })
+				f.h.input(0, func() { f.h.emit(Event{Kind: e.Event, Names: []string{name}}) })
 			case e.Lead == "pause":
 				pause = span(e.Pause)
 			case e.Lead == "end":
@@ -207,29 +226,29 @@ func (f *Fence) Lead(ctx context.Context, name string, ttl time.Duration, work W
 		var lease *Lease
 		again := *a
 		if lease, err = f.h.acquire(ctx, &again); err == nil {
-			d.granted(clock())
+			lead.granted(clock())
 			err = lease.Do(ctx, work)
 		}
 		if err == nil || ctx.Err() != nil {
 			return err
 		}
-		effects = d.failed(clock(), causeOf(err), lease != nil && lease.lost() != nil)
+		effects = lead.failed(clock(), causeOf(err), lease != nil && lease.lossError() != nil)
 	}
 }
 
-// causeOf is what a leader goes on after, or not.
+// causeOf returns the kind of an error for leadState: what a leader goes on after, or "own".
 func causeOf(err error) string {
-	state := stateOf(err)
-	var told *Error
-	isTold := errors.As(err, &told)
+	state := sqlStateOf(err)
+	var fenceErr *Error
+	isFenceErr := errors.As(err, &fenceErr)
 	switch {
 	case isAnyOf(err, LeaseLost, LeaseTaken, TransactionLost, NoAnswer):
 		return "LeaseLost"
-	case isTold && told.Kind == NoConnection &&
-		(told.cause == nil || codeOfOpening(told.cause) == "connect"):
+	case isFenceErr && fenceErr.Kind == NoConnection &&
+		(fenceErr.cause == nil || openingCode(fenceErr.cause) == "connect"):
 		return "NoConnection"
 	case hasAnyPrefix(state, "PF001", "PF004"):
-		// The next renewal tells.
+		// The next renewal shows whether the lease is lost.
 		return "LeaseLost"
 	case sessionEnded(err):
 		return "ConnectionLost"
@@ -239,91 +258,93 @@ func causeOf(err error) string {
 	return "own"
 }
 
-// Adopted is a lease that somebody else grants (etcd, ZooKeeper, Redis, another database), under
-// the number that it has there. It has no heartbeat, and nothing to close. A number is that of one
-// holder, which is this process unless another holder is named: a guard is [LeaseTaken] where
-// another holder has adopted the number.
+// Adopted returns a lease that another system grants (etcd, ZooKeeper, Redis, another database),
+// with the number that it has there as its token. It has no heartbeat, and nothing to close. A
+// number belongs to one holder, which is this process unless a holder is given: a guard returns
+// [LeaseTaken] if another holder has adopted the number.
 func (f *Fence) Adopted(name string, token int64, holder ...string) *Holding {
 	holder = append(holder, process)
 	return &Holding{h: f.h, names: []string{name}, token: token, holder: cmp.Or(holder...)}
 }
 
-// Close gives everything back, and ends all waits. It belongs where the process ends; then nobody
-// waits for a ttl.
+// Close releases all leases, and ends all waits with [Closed]. It takes 5 s at most. Call it before
+// the process ends, so that nobody waits for the end of a ttl.
 func (f *Fence) Close() {
 	f.h.input(0, f.h.states.close)
 	<-f.h.closed
 }
 
-// Lease is one that is held, until it is released or lost, also where nobody refers to it any more.
-// Its methods may be called from any goroutine.
+// Lease is a lease that is held until it is released or lost, also if the program has no reference
+// to it any more. Its methods may be called from any goroutine.
 type Lease struct {
 	Holding
 	key   string
 	table string // of a row lease, the JSON of its rowTable
-	// over is why it is: lost, or released. At a loss, loss ends; at either, ended is closed.
-	over  atomic.Pointer[Error]
-	loss  context.Context
-	lose  context.CancelCauseFunc
-	ended chan struct{}
-	// The heartbeat's lock guards it: it is closed at the next renewal, where somebody waits for
-	// that.
+	// endError is set when the lease is lost or released. Then ended is closed; at a loss, the
+	// context loss ends, too.
+	endError atomic.Pointer[Error]
+	loss     context.Context
+	lose     context.CancelCauseFunc
+	ended    chan struct{}
+	// renewed is closed at the next renewal, or nil if nothing waits for that. The heartbeat's lock
+	// guards it.
 	renewed chan struct{}
 }
 
-// newLease is called at "acquired".
-func (h *heartbeat) newLease(of *acquire, e effect) *Lease {
+// newLease returns the lease of an acquire, at its event acquired.
+func (h *heartbeat) newLease(a *acquire, e effect) *Lease {
 	l := &Lease{
-		Holding: Holding{h: h, names: of.names, token: e.Token},
-		key:     e.Key, table: of.table, ended: make(chan struct{}),
+		Holding: Holding{h: h, names: a.names, token: e.Token},
+		key:     e.Key, table: a.table, ended: make(chan struct{}),
 	}
-	of.lease = l
+	a.lease = l
 	l.leases = Leases{l}
 	l.loss, l.lose = context.WithCancelCause(context.Background())
 	return l
 }
 
-func (l *Lease) ends(over *Error) {
-	if l.over.CompareAndSwap(nil, over) {
-		if over.Reason != ReasonReleased {
-			l.lose(over)
+func (l *Lease) end(endError *Error) {
+	if l.endError.CompareAndSwap(nil, endError) {
+		if endError.Reason != ReasonReleased {
+			l.lose(endError)
 		}
 		close(l.ended)
 	}
 }
 
-// Held tells whether it is ours at this moment, by our own clock.
+// Held reports whether this process holds the lease now, by its own clock.
 func (l *Lease) Held() bool { return l.Remaining() > 0 }
 
-// Remaining is how long it is ours if no renewal comes through any more.
+// Remaining returns how long this process holds the lease if no further renewal succeeds.
 func (l *Lease) Remaining() time.Duration {
 	l.h.mu.Lock()
 	defer l.h.mu.Unlock()
 	return span(l.h.states.remaining(clock(), l.key))
 }
 
-// Check is an [Error] of the kind [LeaseLost] once the lease is ours no more, whatever the
-// heartbeat does: for long steps, and before each call to the outside.
+// Check returns an [Error] of the kind [LeaseLost] if this process does not hold the lease any
+// more, and nil otherwise. It does not depend on the heartbeat. Call it in long steps, and before
+// each call to the outside.
 func (l *Lease) Check() error {
 	if l.Held() {
 		return nil
 	}
 	l.h.input(0, func() {})
-	if over := l.over.Load(); over != nil {
-		return over
+	if endError := l.endError.Load(); endError != nil {
+		return endError
 	}
-	return lostBy(ReasonReleased, "", l.names...)
+	return newLeaseLost(ReasonReleased, "", l.names...)
 }
 
-// Lost is closed at a loss, by the deadline at the latest.
+// Lost returns a channel that is closed when the lease is lost, by its deadline at the latest. A
+// release does not close it.
 func (l *Lease) Lost() <-chan struct{} { return l.loss.Done() }
 
-// Do does the work, and gives the lease back. The work's context ends with ctx, and at a loss. The
-// error is the work's; where that has none, or only tells the end of its context, it is [LeaseLost]
-// if the lease was lost.
+// Do does the work, and releases the lease, also if the work panics. The work's context ends with
+// ctx, and at a loss. Do returns the work's error. It returns [LeaseLost] if the lease was lost and
+// the work has no error, or only that its context has ended.
 func (l *Lease) Do(ctx context.Context, work Work) (err error) {
 	until, end := untilLoss(ctx, l.leases)
-	// Also where the work panics.
 	defer func() {
 		end()
 		loss := l.Release()
@@ -334,23 +355,23 @@ func (l *Lease) Do(ctx context.Context, work Work) (err error) {
 	return work(until, l)
 }
 
-// Release gives it back, and is an [Error] of the kind [LeaseLost] if it was lost. It takes no
-// context, so that it works when yours has ended. It is no error where the server cannot be
-// reached: then the lease ends at its ttl.
+// Release releases the lease, and returns an [Error] of the kind [LeaseLost] if it was lost. It
+// takes no context, so that it works after the end of the caller's. It returns nil if the server
+// cannot be reached: then the lease ends at its ttl.
 func (l *Lease) Release() error { return l.leases.Release() }
 
-// lost is nil where it is not lost.
-func (l *Lease) lost() error {
-	if over := l.over.Load(); over != nil && over.Reason != ReasonReleased {
-		return over
+// lossError returns why the lease is lost, or nil if it is not lost.
+func (l *Lease) lossError() error {
+	if endError := l.endError.Load(); endError != nil && endError.Reason != ReasonReleased {
+		return endError
 	}
 	return nil
 }
 
-// Leases are several that are held, for [Fence.Guard].
+// Leases are several leases, as [Fence.Guard] takes them.
 type Leases []*Lease
 
-// Release gives back what is left of them, and is an [Error] of the kind [LeaseLost] for the first
+// Release releases the leases, and returns an [Error] of the kind [LeaseLost] for the first one
 // that was lost.
 func (l Leases) Release() (err error) {
 	for _, lease := range l {
@@ -361,7 +382,7 @@ func (l Leases) Release() (err error) {
 		lease.h.mu.Lock()
 		delete(lease.h.leases, lease.key)
 		lease.h.mu.Unlock()
-		err = cmp.Or(err, lease.lost())
+		err = cmp.Or(err, lease.lossError())
 	}
 	return err
 }

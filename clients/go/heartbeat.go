@@ -12,19 +12,20 @@ import (
 	"time"
 )
 
-// Event is what has become of a lease: "acquired", "renewed", "lost", which has a Reason, or
-// "released", whose Reason is "unconfirmed" where the server has not answered. "interrupted" is of
-// [Fence.Lead]: it leads no more, and goes on.
+// Event is a change of a lease. Its Kind is "acquired", "renewed", "lost" or "released". A loss has
+// a Reason; so has a release that the server has not answered ("unconfirmed"). "interrupted" is an
+// event of [Fence.Lead]: this process leads no more, and will acquire again.
 type Event struct {
-	Kind      string
-	Names     []string
-	Token     int64
+	Kind  string
+	Names []string
+	Token int64
+	// Remaining is how long the lease is held without another renewal.
 	Remaining time.Duration
 	Reason    Reason
 }
 
-// heartbeat keeps all leases of a fence. It gives the inputs to leaseStates, which decides, and
-// carries out the effects: it has the clock, the timer and the connections.
+// heartbeat keeps all leases of a fence. It has the clock, the timer and the connections: it gives
+// the inputs to leaseStates, which decides, and carries out the effects.
 type heartbeat struct {
 	schema  schema
 	open    func(context.Context) (Conn, error)
@@ -36,25 +37,25 @@ type heartbeat struct {
 	acquires    map[string]*acquire
 	connections map[int]*connection
 	timer       *time.Timer
-	lookedAt    time.Duration
+	checkedAt   time.Duration
 	lastID      int
 	closed      chan struct{}
-	// toTell are events, answers and the log, which are told in their order, without the lock.
-	toTell    []func()
-	isTelling bool
+	// reports send the events, the replies and the log, in their order and without the lock.
+	reports     []func()
+	isReporting bool
 }
 
-// acquire is one that is under way.
+// acquire is an acquire of a lease or of a row, and what its caller waits for.
 type acquire struct {
 	acquireArgs
 	names   []string
 	options Options
-	// table and token are of a row, whose names are the table and the key.
+	// table and token are set for a row. Its names are the table and the key.
 	table  string
 	token  int64
 	answer chan effect
 	lease  *Lease
-	// cause is the error of its last call, for which failed waits.
+	// cause is the error of the last call. After a failure, failed has an element.
 	cause     error
 	role      string
 	isOpening bool
@@ -67,7 +68,7 @@ func newHeartbeat(open func(context.Context) (Conn, error)) *heartbeat {
 		leases: map[string]*Lease{}, acquires: map[string]*acquire{},
 		connections: map[int]*connection{}, closed: make(chan struct{}),
 	}
-	h.timer = time.AfterFunc(time.Hour, h.look)
+	h.timer = time.AfterFunc(time.Hour, h.tick)
 	h.timer.Stop()
 	return h
 }
@@ -75,61 +76,62 @@ func newHeartbeat(open func(context.Context) (Conn, error)) *heartbeat {
 // clock is now() in whole milliseconds.
 func clock() int64 { return now().Milliseconds() }
 
-// span is of milliseconds, of which a session lease may have more than Go can tell.
+// span converts milliseconds. A session lease may have more than a Duration can hold.
 func span(ms int64) time.Duration {
 	return time.Duration(min(ms, int64(1)<<62/int64(time.Millisecond))) * time.Millisecond
 }
 
-// input gives one to the states, and carries out what comes of it: the answer to a call, or 0.
-func (h *heartbeat) input(call int, decide func()) {
+// input gives an input to the states, and carries out the effects. If the input answers a call, its
+// number is answerTo, else 0.
+func (h *heartbeat) input(answerTo int, decide func()) {
 	h.mu.Lock()
-	for _, e := range h.states.step(clock(), call, decide) {
+	for _, e := range h.states.step(clock(), answerTo, decide) {
 		h.carryOut(e)
 	}
-	at := clock()
-	if next := h.states.wake(at); next < never {
-		h.timer.Reset(span(next - at))
+	current := clock()
+	if next := h.states.wake(current); next < never {
+		h.timer.Reset(span(next - current))
 	} else {
 		h.timer.Stop()
 	}
 	h.mu.Unlock()
-	h.tell()
+	h.report()
 }
 
-// tell is by one goroutine at a time, so that the order stays.
-func (h *heartbeat) tell() {
+// report runs the reports, in one goroutine at a time, so that they stay in their order.
+func (h *heartbeat) report() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.isTelling {
+	if h.isReporting {
 		return
 	}
-	h.isTelling = true
-	for len(h.toTell) > 0 {
-		next := h.toTell
-		h.toTell = nil
+	h.isReporting = true
+	for len(h.reports) > 0 {
+		next := h.reports
+		h.reports = nil
 		h.mu.Unlock()
-		for _, tell := range next {
-			tell()
+		for _, send := range next {
+			send()
 		}
 		h.mu.Lock()
 	}
-	h.isTelling = false
+	h.isReporting = false
 }
 
-// look is called by the timer. Nothing else tells that an idle connection has ended.
-func (h *heartbeat) look() {
+// tick is called by the timer. It also checks the idle connections, whose end nothing else shows.
+func (h *heartbeat) tick() {
 	h.input(0, func() {})
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if at := now(); at-h.lookedAt >= checkInterval*time.Millisecond/2 {
-		h.lookedAt = at
+	if current := now(); current-h.checkedAt >= checkInterval*time.Millisecond/2 {
+		h.checkedAt = current
 		for _, c := range h.connections {
-			go h.lookAt(c)
+			go h.checkConnection(c)
 		}
 	}
 }
 
-func (h *heartbeat) lookAt(c *connection) {
+func (h *heartbeat) checkConnection(c *connection) {
 	if !c.use.TryLock() {
 		return
 	}
@@ -157,13 +159,13 @@ func (h *heartbeat) carryOut(e effect) {
 			go c.hangUp()
 		}
 	case e.Event != "":
-		h.event(e)
+		h.applyEvent(e)
 	case e.Reply != "":
 		if a := h.acquires[e.Reply]; a != nil {
 			delete(h.acquires, e.Reply)
-			// A copy: else all effects would be on the heap, of which a renewed lease has one.
+			// A copy: the closure would move every effect to the heap, one for each renewed lease.
 			answer := e
-			h.toTell = append(h.toTell, func() { a.answer <- answer })
+			h.reports = append(h.reports, func() { a.answer <- answer })
 		}
 	case e.Log != "":
 		line, reason := "leases are "+e.Log, any(cmp.Or(e.Code, string(e.Reason)))
@@ -180,13 +182,13 @@ func (h *heartbeat) carryOut(e effect) {
 		if e.Count > 0 {
 			args = append(args, "count", e.Count)
 		}
-		h.toTell = append(h.toTell, func() { slog.Warn("pgfence: "+line, args...) })
+		h.reports = append(h.reports, func() { slog.Warn("pgfence: "+line, args...) })
 	case e.Closed:
 		close(h.closed)
 	}
 }
 
-func (h *heartbeat) event(e effect) {
+func (h *heartbeat) applyEvent(e effect) {
 	l := h.leases[e.Key]
 	switch e.Event {
 	case "acquired":
@@ -198,19 +200,19 @@ func (h *heartbeat) event(e effect) {
 			l.renewed = nil
 		}
 	case "lost":
-		l.ends(lostBy(e.Reason, e.Advice, l.names...))
+		l.end(newLeaseLost(e.Reason, e.Advice, l.names...))
 	case "released":
-		l.ends(lostBy(ReasonReleased, "", l.names...))
+		l.end(newLeaseLost(ReasonReleased, "", l.names...))
 		delete(h.leases, e.Key)
 	}
-	h.tells(Event{e.Event, l.names, e.Token, span(e.Remaining), e.Reason})
+	h.emit(Event{e.Event, l.names, e.Token, span(e.Remaining), e.Reason})
 }
 
-func (h *heartbeat) tells(event Event) {
+func (h *heartbeat) emit(event Event) {
 	if h.onEvent == nil {
 		return
 	}
-	h.toTell = append(h.toTell, func() {
+	h.reports = append(h.reports, func() {
 		defer func() {
 			if what := recover(); what != nil {
 				slog.Error("pgfence: the function of OnEvent has panicked", "panic", what)
@@ -220,7 +222,7 @@ func (h *heartbeat) tells(event Event) {
 	})
 }
 
-// send has a call be sent by a goroutine of its own. The statement is made under the lock.
+// send starts a goroutine that sends a call. Its statement is built here, under the lock.
 func (h *heartbeat) send(e effect) {
 	c := h.connections[e.Connection]
 	if e.Open {
@@ -235,7 +237,7 @@ func (h *heartbeat) send(e effect) {
 	go h.run(e, c, a, h.statement(e, a))
 }
 
-// statement is that of a call.
+// statement returns the statement of a call.
 func (h *heartbeat) statement(e effect, a *acquire) statement {
 	switch {
 	case e.Do == "acquire":
@@ -268,8 +270,8 @@ func (h *heartbeat) run(e effect, c *connection, a *acquire, s statement) {
 			}
 		}()
 		if e.Open {
-			if err := c.opens(h.open); err != nil {
-				code = codeOfOpening(err)
+			if err := c.connect(h.open); err != nil {
+				code = openingCode(err)
 				return err
 			}
 			h.input(e.Call, func() { h.states.sent(e.Call) })
@@ -281,13 +283,13 @@ func (h *heartbeat) run(e effect, c *connection, a *acquire, s statement) {
 		switch {
 		case err == nil:
 		case c.isBroken():
-			code = cmp.Or(stateOf(err), "ended")
+			code = cmp.Or(sqlStateOf(err), "ended")
 		default:
-			code = cmp.Or(stateOf(err), "unreadable")
+			code = cmp.Or(sqlStateOf(err), "unreadable")
 		}
 		return err
 	}()
-	isOpening, isBroken, role := c.opened() == nil, c.isBroken(), c.role()
+	isOpening, isBroken, role := c.driver() == nil, c.isBroken(), c.role()
 	c.use.Unlock()
 	h.input(e.Call, func() {
 		a.cause, a.role, a.isOpening = err, role, isOpening
@@ -303,10 +305,10 @@ func (h *heartbeat) run(e effect, c *connection, a *acquire, s statement) {
 	})
 }
 
-// What a program asks for
+// Requests of the program
 
-// acquire waits for a lease, or for why there is none. A caller who gives up does not wait for a
-// call.
+// acquire waits for a lease, or for the error. If ctx ends first, the caller does not wait for a
+// call that is under way.
 func (h *heartbeat) acquire(ctx context.Context, a *acquire) (*Lease, error) {
 	if ctx.Err() != nil {
 		return nil, ctx.Err()
@@ -330,7 +332,7 @@ func (h *heartbeat) acquire(ctx context.Context, a *acquire) (*Lease, error) {
 		e = <-a.answer
 	}
 	if e.Error == "NoConnection" || e.Error == "NoAnswer" {
-		// The call was cut; its error says where it hung.
+		// The call was cut. Its error tells where it hung.
 		select {
 		case <-a.failed:
 		case <-time.After(retryInterval * time.Millisecond):
@@ -345,16 +347,16 @@ func (h *heartbeat) acquire(ctx context.Context, a *acquire) (*Lease, error) {
 	case e.Error != "":
 		h.mu.Lock()
 		defer h.mu.Unlock()
-		return nil, a.refusal(e)
+		return nil, a.err(e)
 	}
-	// It may have ended already.
+	// The lease may have ended already.
 	if err := a.lease.Check(); err != nil {
 		return nil, err
 	}
 	return a.lease, nil
 }
 
-// renew waits for the next renewal of these, or their loss.
+// renew has the leases renewed at once, and waits for the renewals or the losses.
 func (h *heartbeat) renew(ctx context.Context, leases Leases) {
 	h.mu.Lock()
 	renewed := []<-chan struct{}{}
@@ -380,7 +382,7 @@ func (h *heartbeat) suspect(leases Leases) {
 	h.input(0, func() { h.states.suspect(leases.keys()) })
 }
 
-// last tells how far the transaction has come that releases them.
-func (h *heartbeat) last(leases Leases, stage string) {
+// lastTransaction reports the stage of a transaction that releases the leases.
+func (h *heartbeat) lastTransaction(leases Leases, stage string) {
 	h.input(0, func() { h.states.lastTransaction(leases.keys(), stage) })
 }

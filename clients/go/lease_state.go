@@ -217,7 +217,8 @@ type call struct {
 // connection.
 type leaseStates struct {
 	sender
-	// jitter (0 to 1000) shortens the machine's pauses, so that clients do not retry at the same time.
+	// jitter (0 to 1000) shortens the machine's pauses, so that clients do not retry at the same
+	// time.
 	jitter, now   int64
 	effects, logs []effect
 	// requests are the acquires that have no reply yet. Requests and leases are in the order of the
@@ -821,8 +822,8 @@ func (s *leaseStates) takeOutcomes(l *leaseState, outcomes []outcome, sent int64
 	case count["kept"] == len(outcomes):
 		s.extend(l, sent, left, again)
 	case again == 0 && keptAny:
-		// The server was out of locks: the next transaction has them again, as this call has renewed
-		// another lease.
+		// The server was out of locks: the next transaction has them again, as this call has
+		// renewed another lease.
 		l.beatAt = s.now
 	default:
 		if again == 0 || again == never {

@@ -5,24 +5,26 @@ import (
 	"strings"
 )
 
-// statement is one that is sent in autocommit, or in a transaction of the work.
+// statement is an SQL statement with its arguments. It is sent in autocommit, or in a guarded
+// transaction.
 type statement struct {
 	sql  string
 	args []any
 }
 
-// schema is the extension's, quoted and with its dot, or empty: then it is on the search_path.
+// schema is the extension's schema, quoted and with its dot, or empty if it is on the search_path.
 type schema string
 
-func (s schema) of(sql string, args ...any) statement {
-	return statement{strings.ReplaceAll(sql, "lease_", string(s)+"lease_"), args}
+// sql adds the schema to the names of the extension's functions.
+func (s schema) sql(text string, args ...any) statement {
+	return statement{strings.ReplaceAll(text, "lease_", string(s)+"lease_"), args}
 }
 
-// interval is a text that every IntervalStyle reads alike.
+// interval returns a text that every IntervalStyle reads alike.
 func interval(ms int64) string { return strconv.FormatInt(ms, 10) + " milliseconds" }
 
-// acquire is one try, or a portion of a wait, which is below the role's timeouts, whatever these
-// are.
+// acquire makes one attempt, or waits for a portion of the wait. The portion is at most half of the
+// role's timeouts.
 func (s schema) acquire(e effect, o Options) statement {
 	const token = `SELECT coalesce(granted, 0), coalesce(holder, ''), greatest(remaining, 0),
 			coalesce(state, '')
@@ -35,11 +37,11 @@ func (s schema) acquire(e effect, o Options) statement {
 			ORDER BY i.remaining DESC NULLS LAST LIMIT 1) AS taken ON true`
 	ttl := interval(o.TTL.Milliseconds())
 	if len(e.Names) != 1 {
-		return s.of(token+`lease_acquire_all(
+		return s.sql(token+`lease_acquire_all(
 				$1::text[], $2::text, $3::interval, $4::jsonb, $5::boolean)`+taken,
 			e.Names, e.Holder, ttl, o.Metadata, o.Session)
 	}
-	return s.of(token+`lease_acquire(
+	return s.sql(token+`lease_acquire(
 			($1::text[])[1], $2::text, $3::interval, least($4::interval,
 				nullif(current_setting('statement_timeout'), '0')::interval / 2,
 				nullif(current_setting('lock_timeout'), '0')::interval / 2),
@@ -47,85 +49,89 @@ func (s schema) acquire(e effect, o Options) statement {
 		e.Names, e.Holder, ttl, interval(e.Wait), o.Metadata, o.Shared, o.Slots, e.Reclaim, o.Session)
 }
 
-// outcomes have -1 for what is not told.
+// outcomes selects -1 for a missing time.
 const outcomes = `SELECT outcome, coalesce(extract(epoch FROM remaining), -1)::float8,
 		coalesce(extract(epoch FROM again_in), -1)::float8, coalesce(code, '')`
 
 func (s schema) keep(e effect) statement {
-	return s.of(outcomes+` FROM lease_keep($1::text[], $2::bigint[])`, e.Names, e.Tokens)
+	return s.sql(outcomes+` FROM lease_keep($1::text[], $2::bigint[])`, e.Names, e.Tokens)
 }
 
-// lockTimeout is how long a release waits for the lock of somebody's open transaction.
+// lockTimeout returns how many milliseconds a release waits for locks of other open transactions.
 func lockTimeout(e effect) string { return strconv.FormatInt(max(10, e.Limit/4), 10) }
 
 func (s schema) release(e effect) statement {
-	return s.of(`SELECT lease_release(x.name, x.token) IS NOT NULL
+	return s.sql(`SELECT lease_release(x.name, x.token) IS NOT NULL
 		FROM set_config('lock_timeout', $1, true), unnest($2::text[], $3::bigint[]) AS x(name, token)`,
 		lockTimeout(e), e.Names, e.Tokens)
 }
 
-// undo releases what a holder has of these names.
+// undo releases the leases of these names that the holder has.
 func (s schema) undo(e effect) statement {
-	return s.of(`SELECT count(lease_release(n.name, i.first_token))
+	return s.sql(`SELECT count(lease_release(n.name, i.first_token))
 		FROM set_config('lock_timeout', $1, true), unnest($2::text[]) AS n(name), lease_info(n.name) AS i
 		WHERE i.holder = $3::text AND i.state = 'held'`, lockTimeout(e), e.Names, e.Holder)
 }
 
-// recordset is of pairs, and of the holder of an adopted one, in a form that every driver can send.
+// recordset reads names with tokens, and the holder of an adopted lease, from JSON: every driver
+// can send a text.
 const recordset = `jsonb_to_recordset($1::text::jsonb) AS x(name text, token bigint, holder text)`
 
-// guard is in the same order everywhere, so that no two transactions wait for each other.
-func (s schema) guard(pairs string) statement { return s.guardBy("x.token", pairs) }
+// guard locks the names in the same order everywhere, so that transactions do not deadlock. It
+// returns a name that is not held under its token, or NULL.
+func (s schema) guard(pairs string) statement { return s.guardWith("x.token", pairs) }
 
-// guardAdopted makes the number known in each transaction, and whose it is.
+// guardAdopted adopts the lease in each transaction, so that the server knows its number and
+// holder.
 func (s schema) guardAdopted(pairs string) statement {
-	return s.guardBy("(SELECT lease_adopt(x.name, x.token, x.holder))", pairs)
+	return s.guardWith("(SELECT lease_adopt(x.name, x.token, x.holder))", pairs)
 }
 
-func (s schema) guardBy(token, pairs string) statement {
-	return s.of(`SELECT min(x.name) FILTER (WHERE lease_guard(x.name, `+token+`) IS NULL)
+func (s schema) guardWith(token, pairs string) statement {
+	return s.sql(`SELECT min(x.name) FILTER (WHERE lease_guard(x.name, `+token+`) IS NULL)
 		FROM (SELECT * FROM `+recordset+` ORDER BY name COLLATE "C") AS x`, pairs)
 }
 
-// last returns a name under which there is nothing to be released, or NULL.
-func (s schema) last(pairs string) statement {
-	return s.of(`SELECT min(x.name) FILTER (WHERE lease_release(x.name, x.token) IS NULL)
+// guardedRelease releases the names, and returns one that was not held under its token, or NULL.
+func (s schema) guardedRelease(pairs string) statement {
+	return s.sql(`SELECT min(x.name) FILTER (WHERE lease_release(x.name, x.token) IS NULL)
 		FROM `+recordset, pairs)
 }
 
-// rowTable is a table whose rows are leases of their own. Its JSON is what the heartbeat and the
-// statements know it by.
+// rowTable is a table whose rows are leases. The heartbeat and the statements identify it by its
+// JSON.
 type rowTable struct {
-	Relation string   `json:"relation"` // as SQL reads it
-	Columns  []string `json:"columns"`  // of the key
+	Relation string   `json:"relation"` // the name as written in SQL
+	Columns  []string `json:"columns"`  // the columns of the key
 	Fence    string   `json:"fence"`
 	Deadline string   `json:"deadline"`
 }
 
-// table has every driver send a list of columns as a text.
+// table reads a rowTable from its JSON, as every driver can send a text.
 const table = `jsonb_to_record($1::text::jsonb)
 		AS t(relation regclass, columns name[], fence name, deadline name)`
 
 func (s schema) keepRows(e effect, ttls []string) statement {
-	return s.of(outcomes+` FROM `+table+`, lease_keep_rows(t.relation, t.columns, $2::text[]::jsonb[],
+	return s.sql(outcomes+` FROM `+table+`, lease_keep_rows(t.relation, t.columns, $2::text[]::jsonb[],
 			$3::bigint[], $4::text[]::interval[], t.fence, t.deadline)`, e.Table, e.Names, e.Tokens, ttls)
 }
 
 func (s schema) releaseRows(e effect) statement {
-	return s.of(`SELECT lease_release_rows(t.relation, t.columns, $2::text[]::jsonb[], $3::bigint[],
+	return s.sql(`SELECT lease_release_rows(t.relation, t.columns, $2::text[]::jsonb[], $3::bigint[],
 			t.fence, t.deadline) IS NOT NULL
 		FROM `+table+`, set_config('lock_timeout', $4, true)`, e.Table, e.Names, e.Tokens, lockTimeout(e))
 }
 
-// guardRow returns the key where the row is not there under the token.
+// guardRow returns the key if there is no row with this key and token, else NULL.
 func (s schema) guardRow(l *Lease) statement {
-	return s.of(`SELECT CASE WHEN lease_guard_row(t.relation, t.columns, $2::text::jsonb, $3::bigint,
+	return s.sql(`SELECT CASE WHEN lease_guard_row(t.relation, t.columns, $2::text::jsonb, $3::bigint,
 			t.fence, t.deadline) IS NULL THEN $2::text END
 		FROM `+table, l.table, l.names[1], l.token)
 }
 
-// lastOfRow is a guard's release of a row, which the work may have given up itself.
-func (s schema) lastOfRow(l *Lease) statement {
-	return s.of(`SELECT NULL::text FROM `+table+`, lease_release_rows(t.relation, t.columns,
+// guardedRowRelease releases a row. It returns NULL in any case, as the work may have released the
+// row itself.
+func (s schema) guardedRowRelease(l *Lease) statement {
+	return s.sql(`SELECT NULL::text FROM `+table+`, lease_release_rows(t.relation, t.columns,
 		ARRAY[$2::text::jsonb], ARRAY[$3::bigint], t.fence, t.deadline)`, l.table, l.names[1], l.token)
 }

@@ -17,69 +17,69 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Pgx is a *pgx.Conn, a *pgxpool.Pool or *pgxpool.Conn, or whatever else begins transactions of
-// pgx; or a pgx.Tx.
+// Pgx begins transactions of pgx: a *pgx.Conn, a *pgxpool.Pool, a *pgxpool.Conn, or a type of the
+// program. A pgx.Tx begins a savepoint.
 type Pgx interface {
 	Begin(context.Context) (pgx.Tx, error)
 }
 
-// SQL is an *sql.DB, an *sql.Conn, or whatever else begins transactions of database/sql; or an
-// *sql.Tx.
+// SQL begins transactions of database/sql: an *sql.DB, an *sql.Conn, or a type of the program with
+// their BeginTx. In an *sql.Tx it is a savepoint.
 type SQL interface {
 	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
 }
 
-// PgxWork and SQLWork are what is done in a transaction. Its context ends with the caller's, and at
-// a loss: use it for every statement.
+// PgxWork and SQLWork are functions that work in a transaction. Their context ends with the
+// caller's, and at a loss of a lease: use it for every statement.
 type (
 	PgxWork = func(context.Context, pgx.Tx) error
 	SQLWork = func(context.Context, *sql.Tx) error
 )
 
-// transaction is one that is open. Within one that somebody else ends it is a savepoint (isInner).
+// transaction is an open transaction, or a savepoint in a transaction of the program (isInner).
 type transaction struct {
 	isInner bool
 	role    string
-	// socket is where it hangs; nil where the driver does not show it.
+	// socket is the connection, to be cut at a loss, or nil if the driver does not show it.
 	socket *pgconn.PgConn
 	work   func(context.Context) error
 	text   func(context.Context, statement) (*string, error)
-	// whole is an error where the work swallowed one that undid it, or ended it.
-	whole, commit, rollback func(context.Context) error
-	// isBroken tells, after that error, whether the session has ended.
+	// verify returns an error if the transaction has failed or ended, and the work has hidden that.
+	verify, commit, rollback func(context.Context) error
+	// isBroken reports, after the given error, whether the session has ended.
 	isBroken func(error) bool
-	// end gives the connection back.
+	// end returns the connection to its pool, if it has one.
 	end func()
 }
 
-// opening begins one.
-type opening func(context.Context) (*transaction, error)
+// beginFunc begins a transaction.
+type beginFunc func(context.Context) (*transaction, error)
 
-func onPgx(from Pgx, work PgxWork) opening {
+func beginPgx(from Pgx, work PgxWork) beginFunc {
 	return func(ctx context.Context) (*transaction, error) {
-		on, end := from, func() {}
+		source, end := from, func() {}
 		switch pool := from.(type) {
 		case *pgxpool.Pool:
 			pooled, err := pool.Acquire(ctx)
 			if err != nil {
 				return nil, err
 			}
-			on, end = pooled.Conn(), pooled.Release
+			source, end = pooled.Conn(), pooled.Release
 		case *pgxpool.Conn:
-			on = pool.Conn()
+			source = pool.Conn()
 		}
-		if conn, is := on.(*pgx.Conn); is && !conn.IsClosed() && conn.PgConn().TxStatus() != 'I' {
+		if conn, ok := source.(*pgx.Conn); ok && !conn.IsClosed() && conn.PgConn().TxStatus() != 'I' {
 			end()
 			return nil, errors.New("pgfence: the connection is in a transaction already: " +
 				"guard its pgx.Tx, by a savepoint")
 		}
-		tx, err := on.Begin(ctx)
+		tx, err := source.Begin(ctx)
 		if err != nil {
 			end()
 			return nil, err
 		}
 		conn := tx.Conn().PgConn()
-		_, isInner := on.(pgx.Tx)
+		_, isInner := source.(pgx.Tx)
 		return &transaction{
 			isInner: isInner, role: conn.ParameterStatus("session_authorization"), socket: conn,
 			work: func(ctx context.Context) error { return work(ctx, tx) },
@@ -88,14 +88,14 @@ func onPgx(from Pgx, work PgxWork) opening {
 				err = tx.QueryRow(ctx, s.sql, args...).Scan(&text)
 				return text, err
 			},
-			whole: func(context.Context) error {
+			verify: func(context.Context) error {
 				switch {
 				case conn.IsClosed():
-					return tell(TransactionLost, nil, "the session has ended under the transaction")
+					return newError(TransactionLost, nil, "the session has ended under the transaction")
 				case conn.TxStatus() == 'E':
-					return failedInside(nil)
+					return statementFailed(nil)
 				case conn.TxStatus() == 'I':
-					return endedInside()
+					return endedByWork()
 				}
 				return nil
 			},
@@ -105,29 +105,29 @@ func onPgx(from Pgx, work PgxWork) opening {
 	}
 }
 
-func onSQL(from SQL, work SQLWork) opening {
+func beginSQL(from SQL, work SQLWork) beginFunc {
 	return func(ctx context.Context) (_ *transaction, err error) {
-		on, t := from, &transaction{isBroken: sessionEnded, end: func() {}}
-		if pool, is := from.(*sql.DB); is {
+		source, t := from, &transaction{isBroken: sessionEnded, end: func() {}}
+		if pool, ok := from.(*sql.DB); ok {
 			conn, err := pool.Conn(ctx)
 			if err != nil {
 				return nil, err
 			}
-			on, t.end = conn, func() { _ = conn.Close() }
+			source, t.end = conn, func() { _ = conn.Close() }
 		}
-		if conn, is := on.(*sql.Conn); is {
+		if conn, ok := source.(*sql.Conn); ok {
 			_ = conn.Raw(func(raw any) error {
-				if onPgx, is := raw.(interface{ Conn() *pgx.Conn }); is {
-					t.socket = onPgx.Conn().PgConn()
+				if conn, ok := raw.(interface{ Conn() *pgx.Conn }); ok {
+					t.socket = conn.Conn().PgConn()
 				}
 				return nil
 			})
 		}
-		tx, isInner := on.(*sql.Tx)
-		begins, canBegin := on.(interface {
+		tx, isInner := source.(*sql.Tx)
+		beginner, canBegin := source.(interface {
 			BeginTx(context.Context, *sql.TxOptions) (*sql.Tx, error)
 		})
-		does := func(sql string) func(context.Context) error {
+		exec := func(sql string) func(context.Context) error {
 			return func(ctx context.Context) error {
 				_, err := tx.ExecContext(ctx, sql)
 				return err
@@ -135,10 +135,11 @@ func onSQL(from SQL, work SQLWork) opening {
 		}
 		switch {
 		case isInner:
-			err = does("SAVEPOINT pg_fence")(ctx)
-			t.commit, t.rollback = does("RELEASE SAVEPOINT pg_fence"), does("ROLLBACK TO SAVEPOINT pg_fence")
+			err = exec("SAVEPOINT pg_fence")(ctx)
+			t.commit = exec("RELEASE SAVEPOINT pg_fence")
+			t.rollback = exec("ROLLBACK TO SAVEPOINT pg_fence")
 		case canBegin:
-			tx, err = begins.BeginTx(ctx, nil)
+			tx, err = beginner.BeginTx(ctx, nil)
 			t.commit = func(context.Context) error { return tx.Commit() }
 			t.rollback = func(context.Context) error { return tx.Rollback() }
 		default:
@@ -154,13 +155,13 @@ func onSQL(from SQL, work SQLWork) opening {
 			err = tx.QueryRowContext(ctx, s.sql, s.args...).Scan(&text)
 			return text, err
 		}
-		t.whole = func(ctx context.Context) error {
-			// The token was set for that transaction alone.
+		t.verify = func(ctx context.Context) error {
+			// The token was set for the guard's transaction alone.
 			token, err := t.text(ctx, statement{
 				sql: "SELECT nullif(current_setting('pg_fence.token', true), '')",
 			})
 			if errors.Is(err, sql.ErrTxDone) && ctx.Err() == nil || err == nil && token == nil {
-				return endedInside()
+				return endedByWork()
 			}
 			return err
 		}
@@ -168,81 +169,86 @@ func onSQL(from SQL, work SQLWork) opening {
 	}
 }
 
-// Last is an option of the last transaction under a lease.
+// Last is an option of a guard: [Releasing] for the last transaction under a lease.
 type Last bool
 
-// Releasing gives the lease back in the transaction, after its work.
+// Releasing releases the lease in the transaction, after its work.
 const Releasing Last = true
 
-// Holding is what guards transactions: a [Lease], or a lease that somebody else grants, under the
-// number that it has there.
+// Holding guards transactions. It is a [Lease], or an adopted lease, which another system grants
+// (see [Fence.Adopted]).
 type Holding struct {
 	h     *heartbeat
 	names []string
 	token int64
-	// holder is whose the number is, where it is adopted.
+	// holder is the holder of an adopted number.
 	holder string
-	// leases are what it is of; none where it is adopted.
+	// leases are the leases that guard. An adopted lease has none.
 	leases Leases
 }
 
-// Names are those that it was asked for by; of a row lease, its table and its key.
+// Names returns the names of the lease; of a row lease, its table and its key.
 func (o *Holding) Names() []string { return o.names }
 
-// Token is the acquire's: it serves for as long as the lease is held.
+// Token returns the fencing token of the lease. It stays the same for as long as the lease is held.
 func (o *Holding) Token() int64 { return o.token }
 
-// Options are for code that knows nothing of fences: the value of "options" in a connection string,
-// or of PGOPTIONS, with which a connection presents the token in all its transactions. Not through
-// a pooler in transaction mode.
+// Options returns a value for "options" in a connection string, or for PGOPTIONS. With it a
+// connection presents the token in all its transactions, for code that knows nothing of fences. It
+// does not work through a pooler in transaction mode.
 func (o *Holding) Options() string { return "-c pg_fence.token=" + strconv.FormatInt(o.token, 10) }
 
-// Guard runs a transaction of pgx during which nobody else is granted the lease, and whose writes
-// present its token. It does not begin when the lease is lost. An error or a panic of the work
-// rolls back. In a pgx.Tx, which somebody has begun, it is a savepoint; with [Releasing] the lease
-// is released when that transaction has committed, and lives on where it has not.
+// Guard runs a transaction of pgx. Until it ends nobody else is granted the lease, and its writes
+// present the lease's token. It does not begin if the lease is lost. An error or a panic of the
+// work rolls it back. In a pgx.Tx of the program it is a savepoint: with [Releasing] the lease is
+// released when the program's transaction commits, and stays held if that rolls back.
 //
-// Of a row lease it writes the row first, so that all further writes of the row in this transaction
-// are its holder's; with [Releasing] it gives the row up, unless the work has.
+// The error is the work's, or an [Error] of the kinds [LeaseLost] and [TransactionLost], which may
+// be InDoubt, [Refused], [NotGranted] and [NotInstalled].
 //
-// Of an adopted lease it is [LeaseTaken] while a transaction guards an older number and where
-// another holder has adopted this one, and [Refused] with PF001 where a greater one is known; with
-// [Releasing] its number is refused from then on.
+// For a row lease Guard writes the row first, so that only its holder can write the row further in
+// this transaction. With [Releasing] it releases the row, unless the work has done so.
+//
+// For an adopted lease Guard returns [LeaseTaken] while a transaction guards an older number, or if
+// another holder has adopted this number, and [Refused] with PF001 if a greater number is known.
+// With [Releasing] the number is refused from then on.
 func (o *Holding) Guard(ctx context.Context, conn Pgx, work PgxWork, last ...Last) error {
-	return (&guard{Holding: o, ctx: ctx, open: onPgx(conn, work)}).run(last)
+	return (&guard{Holding: o, ctx: ctx, open: beginPgx(conn, work)}).run(last)
 }
 
-// GuardSQL is Guard with database/sql; in an *sql.Tx it is a savepoint.
+// GuardSQL runs a transaction of database/sql, as [Holding.Guard] runs one of pgx. In an *sql.Tx of
+// the program it is a savepoint.
 func (o *Holding) GuardSQL(ctx context.Context, db SQL, work SQLWork, last ...Last) error {
-	return (&guard{Holding: o, ctx: ctx, open: onSQL(db, work)}).run(last)
+	return (&guard{Holding: o, ctx: ctx, open: beginSQL(db, work)}).run(last)
 }
 
-// Guard is [Holding.Guard] by several leases at once.
+// Guard runs a transaction of pgx under several leases at once, as [Holding.Guard] does.
 func (f *Fence) Guard(
 	ctx context.Context, conn Pgx, leases Leases, work PgxWork, last ...Last,
 ) error {
 	return (&Holding{h: f.h, leases: leases}).Guard(ctx, conn, work, last...)
 }
 
-// GuardSQL is [Holding.GuardSQL] by several leases at once.
+// GuardSQL runs a transaction of database/sql under several leases at once, as [Holding.GuardSQL]
+// does.
 func (f *Fence) GuardSQL(
 	ctx context.Context, db SQL, leases Leases, work SQLWork, last ...Last,
 ) error {
 	return (&Holding{h: f.h, leases: leases}).GuardSQL(ctx, db, work, last...)
 }
 
-// guard is a transaction under leases. The context until ends with the caller's, and at a loss.
+// guard is a guarded transaction. The context until ends with the caller's, and at a loss.
 type guard struct {
 	*Holding
 	ctx, until context.Context
-	open       opening
+	open       beginFunc
 	releases   bool
-	// touched are the row leases whose rows it has written.
-	touched Leases
-	// at is how far it has come.
-	at stage
+	// lockedRows are the row leases whose rows the guard has written.
+	lockedRows Leases
+	stage      stage
 }
 
+// stage is how far a guard has come.
 type stage int
 
 const (
@@ -258,133 +264,134 @@ func (g *guard) run(last []Last) error {
 		return errors.New("pgfence: a transaction under no lease")
 	}
 	if slices.ContainsFunc(g.leases, func(l *Lease) bool { return l.h != g.h }) {
-		// Its key is another lease's here.
+		// Each fence counts its keys, so this key may belong to another lease here.
 		return errors.New("pgfence: a lease of another fence")
 	}
-	isInner, err := g.once()
-	if g.at == beginning && stateOf(err) == "PF004" && !isInner && len(g.leases) > 0 {
-		// After a failover no token speaks until its holder has renewed.
+	isInner, err := g.runOnce()
+	if g.stage == beginning && sqlStateOf(err) == "PF004" && !isInner && len(g.leases) > 0 {
+		// After a failover the server takes no token until its holder has renewed the lease.
 		g.h.renew(g.ctx, g.leases)
-		_, err = g.once()
+		_, err = g.runOnce()
 	}
-	if hasAnyPrefix(stateOf(err), "PF001", "PF004") {
-		// The next renewal tells whether they are lost.
+	if hasAnyPrefix(sqlStateOf(err), "PF001", "PF004") {
+		// The next renewal shows whether the leases are lost.
 		g.h.suspect(g.leases)
 	}
 	return err
 }
 
-// held are the leases that can be lost under the transaction. Not a row lease whose window is over:
-// its last write is checked by the table's trigger.
-func (g *guard) held() (held Leases) {
+// leasesToCheck returns the leases whose loss ends the transaction. A releasing guard does not
+// check a row lease whose window is over: the table's trigger checks the last write of the row.
+func (g *guard) leasesToCheck() (checked Leases) {
 	for _, l := range g.leases {
-		over := l.over.Load()
-		isLate := l.table != "" && g.releases && over != nil && over.Reason == ReasonDeadline
+		endError := l.endError.Load()
+		isLate := l.table != "" && g.releases && endError != nil && endError.Reason == ReasonDeadline
 		if !isLate {
-			held = append(held, l)
+			checked = append(checked, l)
 		}
 	}
-	return held
+	return checked
 }
 
-func (g *guard) check(held Leases) (err error) {
-	for _, lease := range held {
+func (g *guard) check(leases Leases) (err error) {
+	for _, lease := range leases {
 		err = cmp.Or(err, lease.Check())
 	}
 	return err
 }
 
-func (g *guard) once() (isInner bool, err error) {
-	held := g.held()
-	if err := cmp.Or(g.ctx.Err(), g.check(held)); err != nil {
+func (g *guard) runOnce() (isInner bool, err error) {
+	checked := g.leasesToCheck()
+	if err := cmp.Or(g.ctx.Err(), g.check(checked)); err != nil {
 		return false, err
 	}
-	until, leave := untilLoss(g.ctx, held)
+	until, leave := untilLoss(g.ctx, checked)
 	defer leave()
-	g.at, g.until = beginning, until
+	g.stage, g.until = beginning, until
 	t, err := g.open(until)
 	if err != nil {
-		return false, g.told(err, false, "")
+		return false, g.explain(err, false, "")
 	}
 	defer t.end()
-	last, isDone := "rolled back", false
+	result, isDone := "rolled back", false
 	defer func() {
-		if g.at >= ending && g.releases {
-			g.h.last(g.leases, last)
+		if g.stage >= ending && g.releases {
+			g.h.lastTransaction(g.leases, result)
 		}
-		for _, l := range g.touched {
+		for _, l := range g.lockedRows {
 			g.h.input(0, func() { g.h.states.rowUnlocked(l.key) })
 		}
-		g.touched = nil
+		g.lockedRows = nil
 	}()
-	// From here on a loss breaks the connection off, where it hangs, too, also after the end of the
-	// caller's context.
-	defer atLoss(held, func(*Lease) {
+	// From here on a loss cuts the connection, even if a statement hangs, or the caller's context
+	// has ended.
+	defer atLoss(checked, func(*Lease) {
 		if t.socket != nil {
 			cut(t.socket)
 		}
 	})()
-	// Also where the work panics.
+	// The rollback also follows a panic of the work.
 	defer func() {
 		if !isDone {
-			ctx, cancel := context.WithTimeout(context.WithoutCancel(g.ctx), waitPortion*time.Millisecond)
+			ctx := context.WithoutCancel(g.ctx)
+			ctx, cancel := context.WithTimeout(ctx, waitPortion*time.Millisecond)
 			defer cancel()
-			// Where it fails the driver ends the connection.
+			// If the rollback fails, the driver ends the connection.
 			_ = t.rollback(ctx)
 		}
 	}()
-	err = g.does(t, held)
+	err = g.runStages(t, checked)
 	switch {
 	case err == nil && t.isInner:
-		last, isDone = "inner", true
+		result, isDone = "inner", true
 	case err == nil:
-		last, isDone = "committed", true
+		result, isDone = "committed", true
 	default:
-		err = g.told(err, t.isBroken(err), t.role)
-		var told *Error
-		if errors.As(err, &told) && told.InDoubt {
-			last = "in doubt"
+		err = g.explain(err, t.isBroken(err), t.role)
+		var fenceErr *Error
+		if errors.As(err, &fenceErr) && fenceErr.InDoubt {
+			result = "in doubt"
 		}
 	}
 	return t.isInner, err
 }
 
-func (g *guard) does(t *transaction, held Leases) error {
+func (g *guard) runStages(t *transaction, checked Leases) error {
 	guard := g.h.schema.guard
 	if len(g.leases) == 0 {
 		guard = g.h.schema.guardAdopted
 	}
-	if err := g.asks(t, g.h.schema.guardRow, guard); err != nil {
+	if err := g.sendEach(t, g.h.schema.guardRow, guard); err != nil {
 		return err
 	}
-	if err := g.check(held); err != nil {
+	if err := g.check(checked); err != nil {
 		return err
 	}
-	g.at = working
+	g.stage = working
 	if err := t.work(g.until); err != nil {
 		return err
 	}
-	g.at = ending
+	g.stage = ending
 	if g.releases {
-		// The heartbeat leaves out what is about to be released.
-		g.h.last(g.leases, "begins")
+		// The heartbeat does not renew leases that are about to be released.
+		g.h.lastTransaction(g.leases, "begins")
 	}
-	if err := cmp.Or(g.until.Err(), t.whole(g.until)); err != nil {
+	if err := cmp.Or(g.until.Err(), t.verify(g.until)); err != nil {
 		return err
 	}
 	if g.releases {
-		if err := g.asks(t, g.h.schema.lastOfRow, g.h.schema.last); err != nil {
+		if err := g.sendEach(t, g.h.schema.guardedRowRelease, g.h.schema.guardedRelease); err != nil {
 			return err
 		}
 	}
-	g.at = committing
+	g.stage = committing
 	return t.commit(g.until)
 }
 
-// asks sends the statement of each row, and that of all names. They return what is not there, or
-// NULL.
-func (g *guard) asks(
-	t *transaction, ofRow func(*Lease) statement, ofNames func(string) statement,
+// sendEach sends a statement for each row, and one for all names. They return a row or a name that
+// is not held any more, or NULL.
+func (g *guard) sendEach(
+	t *transaction, forRow func(*Lease) statement, forNames func(string) statement,
 ) error {
 	var named Leases
 	for _, l := range g.leases {
@@ -392,31 +399,31 @@ func (g *guard) asks(
 			named = append(named, l)
 			continue
 		}
-		missing, err := t.text(g.until, ofRow(l))
+		missing, err := t.text(g.until, forRow(l))
 		if err != nil {
 			return err
 		}
 		if missing != nil {
 			g.h.suspect(Leases{l})
-			return lostBy(ReasonGone, "", l.names...)
+			return newLeaseLost(ReasonGone, "", l.names...)
 		}
-		if g.at == beginning {
-			g.touched = append(g.touched, l)
+		if g.stage == beginning {
+			g.lockedRows = append(g.lockedRows, l)
 			g.h.input(0, func() { g.h.states.rowLocked(l.key) })
 		}
 	}
 	if len(named) == 0 && len(g.leases) > 0 {
 		return nil
 	}
-	missing, err := t.text(g.until, ofNames(g.pairs(named)))
+	missing, err := t.text(g.until, forNames(g.pairs(named)))
 	if err != nil || missing == nil {
 		return err
 	}
 	g.h.suspect(named)
-	return lostBy(ReasonGone, "", *missing)
+	return newLeaseLost(ReasonGone, "", *missing)
 }
 
-// pairs are names and tokens in a form that every driver can send.
+// pairs returns names and tokens as JSON, a text that every driver can send.
 func (g *guard) pairs(leases Leases) string {
 	all := []map[string]any{}
 	if len(g.leases) == 0 {
@@ -431,68 +438,70 @@ func (g *guard) pairs(leases Leases) string {
 	return string(text)
 }
 
-// told is what an error means, in a transaction that was broken off by it, or not. One of a commit
-// may hide that it has landed.
-func (g *guard) told(err error, isBroken bool, role string) error {
-	state, own := stateOf(err), g.ctx.Err()
-	// The server has ended an idle transaction before it read the commit.
-	inDoubt := g.at == committing && !hasAnyPrefix(state, "25P03", "25P04")
-	loss := errors.Join(g.check(g.held()), context.Cause(g.until))
-	var told *Error
+// explain returns the [Error] for an error in the transaction; isBroken, if the error has ended the
+// session. After the error of a commit the transaction may have committed all the same.
+func (g *guard) explain(err error, isBroken bool, role string) error {
+	state, ctxErr := sqlStateOf(err), g.ctx.Err()
+	// With these two codes the server has ended an idle transaction before it read the commit.
+	inDoubt := g.stage == committing && !hasAnyPrefix(state, "25P03", "25P04")
+	loss := errors.Join(g.check(g.leasesToCheck()), context.Cause(g.until))
+	var fenceErr *Error
 	switch {
-	case errors.As(err, &told):
-	case errors.Is(err, pgx.ErrTxCommitRollback), g.at > working && state == "25P02":
-		return failedInside(err)
-	case (isBroken || isInterrupted(err)) && errors.As(loss, &told):
-		again := *told
-		again.cause, again.InDoubt = err, inDoubt
-		return &again
-	case inDoubt && (isBroken || isInterrupted(err)), isBroken && own == nil && !isOfContext(err):
-		// Else it is by a context of the work's own.
-		cause := errors.Join(own, err)
-		told = tell(TransactionLost, cause, "the session has ended under the transaction: %v", err)
-		told.InDoubt = inDoubt
-		return told
+	case errors.As(err, &fenceErr):
+	case errors.Is(err, pgx.ErrTxCommitRollback), g.stage > working && state == "25P02":
+		return statementFailed(err)
+	case (isBroken || isInterrupted(err)) && errors.As(loss, &fenceErr):
+		lossErr := *fenceErr
+		lossErr.cause, lossErr.InDoubt = err, inDoubt
+		return &lossErr
+	case inDoubt && (isBroken || isInterrupted(err)),
+		isBroken && ctxErr == nil && !isContextError(err):
+		// A context error that is not the caller's comes from a context of the work: see below.
+		cause := errors.Join(ctxErr, err)
+		const message = "the session has ended under the transaction: %v"
+		fenceErr = newError(TransactionLost, cause, message, err)
+		fenceErr.InDoubt = inDoubt
+		return fenceErr
 	case isBroken || isInterrupted(err):
-		if own != nil && !errors.Is(err, own) {
-			return fmt.Errorf("%w: %w", own, err)
+		if ctxErr != nil && !errors.Is(err, ctxErr) {
+			return fmt.Errorf("%w: %w", ctxErr, err)
 		}
-	case g.at == beginning && len(g.leases) == 0 && hasAnyPrefix(state, "22004", "PF004"):
-		// NULL from lease_adopt: an older number is guarded. PF004 from it: another holder has
-		// adopted this number.
-		holder, _ := refused(err, state).Detail["holder"].(string)
-		return takenBy(holder, 0, "", err, g.names...)
+	case g.stage == beginning && len(g.leases) == 0 && hasAnyPrefix(state, "22004", "PF004"):
+		// 22004: lease_adopt has returned NULL, as a transaction guards an older number. PF004:
+		// another holder has adopted this number.
+		holder, _ := newRefused(err, state).Detail["holder"].(string)
+		return newLeaseTaken(holder, 0, "", err, g.names...)
 	default:
-		return typed(err, g.at == working, role)
+		return classify(err, g.stage == working, role)
 	}
 	return err
 }
 
-// untilLoss is a context that ends at a loss, too.
+// untilLoss returns a context that ends with ctx, at a loss, or when leave is called.
 func untilLoss(ctx context.Context, leases Leases) (until context.Context, leave func()) {
 	until, cancel := context.WithCancelCause(ctx)
-	stop := atLoss(leases, func(of *Lease) { cancel(of.lost()) })
+	stop := atLoss(leases, func(l *Lease) { cancel(l.lossError()) })
 	return until, func() {
 		stop()
 		cancel(nil)
 	}
 }
 
-// atLoss has the function called at the loss of each, unless what it returns is called before. That
-// waits for the calls.
-func atLoss(leases Leases, does func(*Lease)) (stop func()) {
+// atLoss has handle called at the loss of each lease, until stop is called. It waits for the calls
+// that have begun.
+func atLoss(leases Leases, handle func(*Lease)) (stop func()) {
 	var calls sync.WaitGroup
 	stops := make([]func() bool, len(leases))
-	for i, one := range leases {
+	for i, lease := range leases {
 		calls.Add(1)
-		stops[i] = context.AfterFunc(one.loss, func() {
+		stops[i] = context.AfterFunc(lease.loss, func() {
 			defer calls.Done()
-			does(one)
+			handle(lease)
 		})
 	}
 	return func() {
-		for _, stops := range stops {
-			if stops() {
+		for _, stop := range stops {
+			if stop() {
 				calls.Done()
 			}
 		}

@@ -1,8 +1,6 @@
-// The worker of the scenarios in Go: does what it reads, a JSON object a line, and says what became
-// of it.
-//
-// Its orders and answers are the same for the clients of all languages, and written down in
-// clients/new-language.md.
+// The worker of the scenarios in Go. It reads orders, one JSON object a line, carries them out and
+// writes an answer to each. The orders and answers are the same for the clients of all languages;
+// clients/new-language.md lists them.
 package main
 
 import (
@@ -44,12 +42,12 @@ const claim = `UPDATE run SET held_until = clock_timestamp() + $1 * interval '1 
 
 var (
 	errWork       = errors.New("an error of the work's own")
-	errRolledBack = errors.New("rolled back, as told")
-	errHeld       = &pgfence.Error{Kind: pgfence.LeaseLost}
+	errRolledBack = errors.New("rolled back by order")
+	errNoLease    = &pgfence.Error{Kind: pgfence.LeaseLost}
 	background    = context.Background()
 )
 
-// order is what the worker is told.
+// order is an order that the worker reads.
 type order struct {
 	Do, Host, User, Dbname, Application, Name, Holder, Value, How string
 
@@ -64,7 +62,7 @@ type order struct {
 	ReadFirst                bool `json:"read_first"`
 }
 
-// holding is what a lease and an adopted one have.
+// holding is a lease or an adopted lease.
 type holding interface {
 	Guard(context.Context, pgfence.Pgx, pgfence.PgxWork, ...pgfence.Last) error
 }
@@ -74,17 +72,17 @@ type worker struct {
 	fence *pgfence.Fence
 	lines chan order
 
-	// table is what it writes: that of the row that it keeps, or work.
+	// table is the table that the worker writes: run while it keeps a row of it, else work.
 	table string
 
 	mu    sync.Mutex
 	lease holding
-	// crowd are the names of those of hold.
+	// crowd are the names of the leases of hold, and many the leases.
 	crowd map[string]bool
 	many  pgfence.Leases
-	// isBroken: the next connection of the fence's cannot be opened.
+	// isBroken has the next opening of a connection of the fence panic.
 	isBroken atomic.Bool
-	// how the work of the leader is to end.
+	// how takes the way in which the work of the leader ends.
 	how     chan string
 	stop    context.CancelFunc
 	stopped chan struct{}
@@ -100,9 +98,9 @@ func main() {
 	first := <-w.lines
 	w.url = fmt.Sprintf("postgresql://%s@%s:%d/%s?application_name=%s&connect_timeout=2",
 		first.User, first.Host, first.Port, first.Dbname, first.Application)
-	w.fence = pgfence.New(w.opens, pgfence.OnEvent(w.tell))
+	w.fence = pgfence.New(w.connect, pgfence.OnEvent(w.onEvent))
 	defer w.fence.Close()
-	say("connected", nil)
+	answer("connected", nil)
 	for {
 		select {
 		case <-ctx.Done():
@@ -111,17 +109,17 @@ func main() {
 			if !more {
 				return
 			}
-			if event, more, err := w.follow(next); err != nil {
-				refused(err)
+			if event, more, err := w.carryOut(next); err != nil {
+				answerError(err)
 			} else if event != "" {
-				say(event, more)
+				answer(event, more)
 			}
 		}
 	}
 }
 
-// opens a connection for the fence.
-func (w *worker) opens(ctx context.Context) (pgfence.Conn, error) {
+// connect opens a connection for the fence.
+func (w *worker) connect(ctx context.Context) (pgfence.Conn, error) {
 	if w.isBroken.CompareAndSwap(true, false) {
 		panic("broken")
 	}
@@ -140,16 +138,16 @@ func (w *worker) read() {
 	close(w.lines)
 }
 
-// Its answers
+// Answers
 
-var saying sync.Mutex
+var answering sync.Mutex
 
-type said map[string]any
+type fields map[string]any
 
-func say(event string, more said) {
-	saying.Lock()
-	defer saying.Unlock()
-	line := said{"event": event, "at": time.Now().UnixMilli()}
+func answer(event string, more fields) {
+	answering.Lock()
+	defer answering.Unlock()
+	line := fields{"event": event, "at": time.Now().UnixMilli()}
 	for key, value := range more {
 		line[key] = value
 	}
@@ -158,45 +156,45 @@ func say(event string, more said) {
 	}
 }
 
-func refused(err error) {
+func answerError(err error) {
 	kind, state := "other", ""
 	var server *pgconn.PgError
-	var told *pgfence.Error
+	var fenceErr *pgfence.Error
 	if errors.As(err, &server) {
 		kind, state = "refused", server.Code
 	}
 	switch {
-	case errors.As(err, &told) && told.Kind == pgfence.TransactionLost && told.InDoubt:
+	case errors.As(err, &fenceErr) && fenceErr.Kind == pgfence.TransactionLost && fenceErr.InDoubt:
 		kind = "in-doubt"
-	case told != nil:
-		kind = kinds[told.Kind]
+	case fenceErr != nil:
+		kind = kinds[fenceErr.Kind]
 	case errors.Is(err, context.DeadlineExceeded):
 		kind = "deadline"
 	}
-	say("refused", said{"error": kind, "sqlstate": state, "message": err.Error()})
+	answer("refused", fields{"error": kind, "sqlstate": state, "message": err.Error()})
 }
 
-func (w *worker) tell(event pgfence.Event) {
+func (w *worker) onEvent(event pgfence.Event) {
 	w.mu.Lock()
-	ofCrowd := w.crowd[event.Names[0]]
+	isInCrowd := w.crowd[event.Names[0]]
 	w.mu.Unlock()
 	if event.Kind == "lost" {
-		say("lost", said{"name": event.Names[0], "reason": event.Reason})
-	} else if event.Kind == "renewed" && !ofCrowd {
+		answer("lost", fields{"name": event.Names[0], "reason": event.Reason})
+	} else if event.Kind == "renewed" && !isInCrowd {
 		deadline := time.Now().Add(event.Remaining)
-		say("renewed", said{"token": event.Token, "deadline": deadline.UnixMilli()})
+		answer("renewed", fields{"token": event.Token, "deadline": deadline.UnixMilli()})
 	}
 }
 
-func granted(lease *pgfence.Lease) said {
-	// The time is read first: the other way round it could be late.
+func granted(lease *pgfence.Lease) fields {
+	// The clock is read first: after Remaining the deadline could be too late.
 	wall := time.Now()
-	return said{"token": lease.Token(), "deadline": wall.Add(lease.Remaining()).UnixMilli()}
+	return fields{"token": lease.Token(), "deadline": wall.Add(lease.Remaining()).UnixMilli()}
 }
 
-// Its orders
+// Orders
 
-func (w *worker) follow(o order) (event string, more said, err error) {
+func (w *worker) carryOut(o order) (event string, more fields, err error) {
 	switch o.Do {
 	case "acquire":
 		return w.acquire(o)
@@ -205,15 +203,15 @@ func (w *worker) follow(o order) (event string, more said, err error) {
 	case "hold":
 		return w.hold(o)
 	case "holding":
-		return "holding", said{"count": w.held()}, nil
+		return "holding", fields{"count": w.held()}, nil
 	case "release-all":
 		_ = w.many.Release()
 		w.many = nil
 		return "released", nil, nil
 	case "adopted":
 		w.table = "work"
-		w.holds(w.fence.Adopted(o.Name, o.Token))
-		return "adopted", said{"token": o.Token}, nil
+		w.setLease(w.fence.Adopted(o.Name, o.Token))
+		return "adopted", fields{"token": o.Token}, nil
 	case "break":
 		w.isBroken.Store(true)
 	case "lead":
@@ -223,28 +221,28 @@ func (w *worker) follow(o order) (event string, more said, err error) {
 	case "work":
 		w.how <- o.How
 	case "census":
-		return "census", said{"tasks": runtime.NumGoroutine()}, nil
+		return "census", fields{"tasks": runtime.NumGoroutine()}, nil
 	case "close":
 		return w.close()
 	case "unfenced":
 		return w.unfenced(o)
 	case "guard-all":
-		return w.steps("guarded", func(conn *pgx.Conn, work pgfence.PgxWork) error {
+		return w.runSteps("guarded", func(conn *pgx.Conn, work pgfence.PgxWork) error {
 			return w.fence.Guard(background, conn, w.many, work)
 		})
 	case "update", "sleep", "commit", "rollback", "commit-itself", "fail-and-go-on":
-		return "", nil, errHeld
+		return "", nil, errNoLease
 	default:
-		return w.with(o)
+		return w.carryOutWithLease(o)
 	}
 	return "done", nil, nil
 }
 
-// with carries out what takes a lease.
-func (w *worker) with(o order) (event string, more said, err error) {
-	holding := w.of()
+// carryOutWithLease carries out the orders that use a lease.
+func (w *worker) carryOutWithLease(o order) (event string, more fields, err error) {
+	holding := w.holding()
 	if holding == nil {
-		return "", nil, errHeld
+		return "", nil, errNoLease
 	}
 	lease, _ := holding.(*pgfence.Lease)
 	switch o.Do {
@@ -257,7 +255,7 @@ func (w *worker) with(o order) (event string, more said, err error) {
 		return "released", nil, err
 	case "write":
 		last := []pgfence.Last{pgfence.Last(o.Release)}
-		return "wrote", nil, w.connected("", func(conn *pgx.Conn) error {
+		return "wrote", nil, w.withConnection("", func(conn *pgx.Conn) error {
 			if o.ReadFirst {
 				if _, err := conn.Exec(background, "SELECT 1"); err != nil {
 					return err
@@ -266,16 +264,16 @@ func (w *worker) with(o order) (event string, more said, err error) {
 			return holding.Guard(background, conn, w.update(o), last...)
 		})
 	case "truncate":
-		return "wrote", nil, w.connected("", func(conn *pgx.Conn) error {
-			return holding.Guard(background, conn, does("TRUNCATE work"))
+		return "wrote", nil, w.withConnection("", func(conn *pgx.Conn) error {
+			return holding.Guard(background, conn, exec("TRUNCATE work"))
 		})
 	case "guard":
-		return w.steps("guarded", func(conn *pgx.Conn, work pgfence.PgxWork) error {
+		return w.runSteps("guarded", func(conn *pgx.Conn, work pgfence.PgxWork) error {
 			return holding.Guard(background, conn, work)
 		})
 	case "present":
-		return "", nil, w.connected(lease.Options(), func(conn *pgx.Conn) error {
-			return told(pgx.BeginFunc(background, conn, func(tx pgx.Tx) error {
+		return "", nil, w.withConnection(lease.Options(), func(conn *pgx.Conn) error {
+			return answerEnd(pgx.BeginFunc(background, conn, func(tx pgx.Tx) error {
 				return w.transaction(background, "presented", tx)
 			}))
 		})
@@ -283,13 +281,13 @@ func (w *worker) with(o order) (event string, more said, err error) {
 	return "", nil, errors.New("unknown order")
 }
 
-func (w *worker) of() holding {
+func (w *worker) holding() holding {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.lease
 }
 
-func (w *worker) holds(lease holding) {
+func (w *worker) setLease(lease holding) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.lease = lease
@@ -297,7 +295,7 @@ func (w *worker) holds(lease holding) {
 
 func ms(number int64) time.Duration { return time.Duration(number) * time.Millisecond }
 
-// within is the caller's own deadline.
+// within adds the caller's deadline of an order to a context.
 func within(ctx context.Context, o order) (context.Context, context.CancelFunc) {
 	if o.Within == 0 {
 		return ctx, func() {}
@@ -306,22 +304,22 @@ func within(ctx context.Context, o order) (context.Context, context.CancelFunc) 
 }
 
 func (w *worker) update(o order) pgfence.PgxWork {
-	return does("UPDATE "+w.table+" SET value = $1 WHERE id = 1", o.Value)
+	return exec("UPDATE "+w.table+" SET value = $1 WHERE id = 1", o.Value)
 }
 
-// ends gives back the lease that it has, unless that is an adopted one.
-func (w *worker) ends() {
-	if lease, is := w.of().(*pgfence.Lease); is {
+// releaseLease releases the lease that the worker has, unless it is an adopted one.
+func (w *worker) releaseLease() {
+	if lease, ok := w.holding().(*pgfence.Lease); ok {
 		_ = lease.Release()
 	}
-	w.holds(nil)
+	w.setLease(nil)
 	w.table = "work"
 }
 
-func (w *worker) claim(o order) (event string, more said, err error) {
-	w.ends()
+func (w *worker) claim(o order) (event string, more fields, err error) {
+	w.releaseLease()
 	var token int64
-	err = w.connected("", func(conn *pgx.Conn) error {
+	err = w.withConnection("", func(conn *pgx.Conn) error {
 		return conn.QueryRow(background, claim, o.TTL).Scan(&token)
 	})
 	if errors.Is(err, pgx.ErrNoRows) {
@@ -335,13 +333,13 @@ func (w *worker) claim(o order) (event string, more said, err error) {
 	if err != nil {
 		return "", nil, err
 	}
-	w.holds(lease)
+	w.setLease(lease)
 	w.table = "run"
 	return "acquired", granted(lease), nil
 }
 
-func (w *worker) acquire(o order) (event string, more said, err error) {
-	w.ends()
+func (w *worker) acquire(o order) (event string, more fields, err error) {
+	w.releaseLease()
 	ctx, cancel := within(background, o)
 	defer cancel()
 	lease, err := w.fence.Acquire(ctx, o.Names, pgfence.Options{
@@ -354,11 +352,11 @@ func (w *worker) acquire(o order) (event string, more said, err error) {
 	if err != nil {
 		return "", nil, err
 	}
-	w.holds(lease)
+	w.setLease(lease)
 	return "acquired", granted(lease), nil
 }
 
-func (w *worker) isOfCrowd(names []string) {
+func (w *worker) addToCrowd(names []string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, name := range names {
@@ -366,8 +364,8 @@ func (w *worker) isOfCrowd(names []string) {
 	}
 }
 
-func (w *worker) hold(o order) (event string, more said, err error) {
-	w.isOfCrowd(o.Names)
+func (w *worker) hold(o order) (event string, more fields, err error) {
+	w.addToCrowd(o.Names)
 	for _, name := range o.Names {
 		lease, err := w.fence.Acquire(background, []string{name}, pgfence.Options{TTL: ms(o.TTL)})
 		if errors.Is(err, pgfence.LeaseTaken) {
@@ -378,7 +376,7 @@ func (w *worker) hold(o order) (event string, more said, err error) {
 		}
 		w.many = append(w.many, lease)
 	}
-	return "holding", said{"count": w.held()}, nil
+	return "holding", fields{"count": w.held()}, nil
 }
 
 func (w *worker) held() (count int) {
@@ -390,8 +388,8 @@ func (w *worker) held() (count int) {
 	return count
 }
 
-// connected does something on a connection of its own.
-func (w *worker) connected(options string, do func(*pgx.Conn) error) error {
+// withConnection calls do with a new connection.
+func (w *worker) withConnection(options string, do func(*pgx.Conn) error) error {
 	config, err := pgx.ParseConfig(w.url)
 	if err != nil {
 		return err
@@ -399,7 +397,7 @@ func (w *worker) connected(options string, do func(*pgx.Conn) error) error {
 	if options != "" {
 		config.RuntimeParams["options"] = options
 	}
-	// Behind a pooler nothing may be prepared.
+	// Behind a pooler no statement may be prepared.
 	config.DefaultQueryExecMode = pgx.QueryExecModeExec
 	conn, err := pgx.ConnectConfig(background, config)
 	if err != nil {
@@ -409,46 +407,46 @@ func (w *worker) connected(options string, do func(*pgx.Conn) error) error {
 	return do(conn)
 }
 
-func does(statement string, args ...any) pgfence.PgxWork {
+func exec(statement string, args ...any) pgfence.PgxWork {
 	return func(ctx context.Context, tx pgx.Tx) error {
 		_, err := tx.Exec(ctx, statement, args...)
 		return err
 	}
 }
 
-func (w *worker) unfenced(o order) (event string, more said, err error) {
-	return "wrote", nil, w.connected("", func(conn *pgx.Conn) error {
+func (w *worker) unfenced(o order) (event string, more fields, err error) {
+	return "wrote", nil, w.withConnection("", func(conn *pgx.Conn) error {
 		_, err := conn.Exec(background, "UPDATE work SET value = $1 WHERE id = 1", o.Value)
 		return err
 	})
 }
 
-// steps are a transaction of what it reads, until "commit" or "rollback".
-func (w *worker) steps(
-	begun string, guard func(*pgx.Conn, pgfence.PgxWork) error,
-) (event string, more said, err error) {
-	return "", nil, w.connected("", func(conn *pgx.Conn) error {
-		return told(guard(conn, func(ctx context.Context, tx pgx.Tx) error {
-			return w.transaction(ctx, begun, tx)
+// runSteps runs a transaction of the orders that follow, until "commit" or "rollback".
+func (w *worker) runSteps(
+	beginEvent string, guard func(*pgx.Conn, pgfence.PgxWork) error,
+) (event string, more fields, err error) {
+	return "", nil, w.withConnection("", func(conn *pgx.Conn) error {
+		return answerEnd(guard(conn, func(ctx context.Context, tx pgx.Tx) error {
+			return w.transaction(ctx, beginEvent, tx)
 		}))
 	})
 }
 
-// told says how a transaction has ended.
-func told(err error) error {
+// answerEnd answers how a transaction has ended, or returns the error that has ended it.
+func answerEnd(err error) error {
 	switch {
 	case err == nil:
-		say("committed", nil)
+		answer("committed", nil)
 	case errors.Is(err, errRolledBack):
-		say("rolled-back", nil)
+		answer("rolled-back", nil)
 	default:
 		return err
 	}
 	return nil
 }
 
-func (w *worker) transaction(ctx context.Context, begun string, tx pgx.Tx) error {
-	say(begun, nil)
+func (w *worker) transaction(ctx context.Context, beginEvent string, tx pgx.Tx) error {
+	answer(beginEvent, nil)
 	for o := range w.lines {
 		done, err := "done", error(nil)
 		switch o.Do {
@@ -459,17 +457,18 @@ func (w *worker) transaction(ctx context.Context, begun string, tx pgx.Tx) error
 		case "update":
 			done, err = "updated", w.update(o)(ctx, tx)
 		case "sleep":
-			patience, cancel := within(ctx, o)
-			done, err = "slept", does("SELECT pg_sleep($1)", float64(o.Ms)/1000)(patience, tx)
+			ctx, cancel := within(ctx, o)
+			done, err = "slept", exec("SELECT pg_sleep($1)", float64(o.Ms)/1000)(ctx, tx)
 			cancel()
 		case "guard":
-			done, err = "", told(w.of().Guard(ctx, tx, func(ctx context.Context, tx pgx.Tx) error {
+			work := func(ctx context.Context, tx pgx.Tx) error {
 				return w.transaction(ctx, "guarded", tx)
-			}))
+			}
+			done, err = "", answerEnd(w.holding().Guard(ctx, tx, work))
 		case "commit-itself":
-			err = does("COMMIT")(ctx, tx)
+			err = exec("COMMIT")(ctx, tx)
 		case "fail-and-go-on":
-			_ = does("SELECT 1 / 0")(ctx, tx)
+			_ = exec("SELECT 1 / 0")(ctx, tx)
 		default:
 			err = errors.New("unknown order")
 		}
@@ -477,7 +476,7 @@ func (w *worker) transaction(ctx context.Context, begun string, tx pgx.Tx) error
 			return err
 		}
 		if done != "" {
-			say(done, nil)
+			answer(done, nil)
 		}
 	}
 	return errRolledBack
@@ -488,25 +487,25 @@ func (w *worker) lead(o order) {
 	w.stop, w.stopped = cancel, make(chan struct{})
 	go func() {
 		defer close(w.stopped)
-		err := w.fence.Lead(ctx, o.Name, ms(o.TTL), w.leads)
+		err := w.fence.Lead(ctx, o.Name, ms(o.TTL), w.leadWork)
 		if errors.Is(err, errWork) {
-			say("stopped", said{"reason": "fails"})
+			answer("stopped", fields{"reason": "fails"})
 		} else {
-			say("stopped", nil)
+			answer("stopped", nil)
 		}
 	}()
 }
 
-func (w *worker) leads(ctx context.Context, lease *pgfence.Lease) error {
-	w.holds(lease)
-	say("leading", granted(lease))
+func (w *worker) leadWork(ctx context.Context, lease *pgfence.Lease) error {
+	w.setLease(lease)
+	answer("leading", granted(lease))
 	select {
 	case how := <-w.how:
 		switch how {
 		case "fails":
 			return errWork
 		case "loses-connection":
-			return w.connected("", func(conn *pgx.Conn) error {
+			return w.withConnection("", func(conn *pgx.Conn) error {
 				_, err := conn.Exec(ctx, "SELECT pg_terminate_backend(pg_backend_pid())")
 				return err
 			})
@@ -517,13 +516,13 @@ func (w *worker) leads(ctx context.Context, lease *pgfence.Lease) error {
 	}
 }
 
-func (w *worker) close() (event string, more said, err error) {
+func (w *worker) close() (event string, more fields, err error) {
 	if w.stop != nil {
 		w.stop()
 		<-w.stopped
 	}
 	w.fence.Close()
-	w.holds(nil)
+	w.setLease(nil)
 	w.many = nil
 	return "closed", nil, nil
 }
