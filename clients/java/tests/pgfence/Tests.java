@@ -18,9 +18,9 @@ import java.util.concurrent.*;
 import java.util.logging.*;
 
 /**
- * What the vectors and the scenarios of all clients do not show: the shape of the API, and what is
- * Java's own. {@code DATABASE_URL} names a database with the extension that is otherwise of no use:
- * tables are made and dropped in it.
+ * Tests what the vectors and the scenarios of all clients do not: the API, and what is particular
+ * to Java. {@code DATABASE_URL} names a database with the extension for these tests alone, as they
+ * create and drop tables in it.
  */
 @SuppressWarnings("try")
 @Timeout(120)
@@ -62,9 +62,9 @@ final class Tests {
         admin.close();
     }
 
-    /** Until the program commits the server keeps the lease, and if it rolls back it lives on. */
+    /** The lease is held until the program commits, and still held if it rolls back. */
     @Test
-    void theTransactionOfOthersIsTheirs() throws Exception {
+    void theProgramCommitsItsOwnTransaction() throws Exception {
         Lease lease = fence.lease("order:7", LONG.ttl(ofSeconds(9)));
         sql(on, "BEGIN");
         assertEquals(1, lease.guard(on, () -> on.createStatement().executeUpdate(PAY)));
@@ -79,12 +79,12 @@ final class Tests {
         assertEquals("1 paid", sql("SELECT (%s) || ' ' || (%s)".formatted(HELD, STATUS)));
         lease.guardAndRelease(on, () -> {});
         on.commit();
-        comesTrue(() -> !lease.isHeld());
+        eventually(() -> !lease.isHeld());
         assertEquals(Reason.RELEASED, assertThrows(LeaseLost.class, lease::check).reason());
     }
 
     @Test
-    void aRefusalIsATypeHoweverDeepItIsWrapped() throws Exception {
+    void aWrappedRefusalIsTyped() throws Exception {
         Lease lease = fence.lease("other", LONG);
         Statement batch = on.createStatement();
         batch.addBatch(PAY);
@@ -98,26 +98,26 @@ final class Tests {
     }
 
     @Test
-    void whatAGuardRefusesAndUndoes() throws Exception {
+    void aGuardRefusesWrongConnectionsAndRollsBack() throws Exception {
         Lease lease = fence.lease("order:7", LONG);
-        Connection stubborn = instead(as("postgres"), "setAutoCommit", () -> null);
-        Connection foreign = instead(on, "isWrapperFor", () -> false);
-        told(WRONG, "autocommit", () -> lease.guard(stubborn, () -> fail("it began")));
-        told(WRONG, "to PostgreSQL", () -> lease.guard(foreign, () -> fail("it began")));
-        told(WRONG, "at least one", () -> fence.guard(on, List.of(), () -> fail("it began")));
-        // That the lease is gone is no fault of the connection; a rollback that fails ends it.
+        Connection stubborn = withMethod(as("postgres"), "setAutoCommit", () -> null);
+        Connection foreign = withMethod(on, "isWrapperFor", () -> false);
+        raises(WRONG, "autocommit", () -> lease.guard(stubborn, () -> fail("it began")));
+        raises(WRONG, "to PostgreSQL", () -> lease.guard(foreign, () -> fail("it began")));
+        raises(WRONG, "at least one", () -> fence.guard(on, List.of(), () -> fail("it began")));
+        // A lease that is gone does not end the connection; a rollback that fails does.
         Lease gone = fence.lease("job", LONG);
         sql("SELECT lease_revoke('job')");
         assertThrows(FenceException.class, () -> gone.guard(on, () -> fail("it began")));
         assertThrows(LeaseLost.class, gone::close);
         assertEquals("1", sql(on, "SELECT 1"));
-        Connection failing = instead(on, "rollback", Tests::fails);
+        Connection failing = withMethod(on, "rollback", Tests::fails);
         Executable divides = () -> lease.guard(failing, () -> sql(on, "SELECT 1 / 0"));
-        told(SQLException.class, "division by zero", divides);
-        comesTrue(on::isClosed);
+        raises(SQLException.class, "division by zero", divides);
+        eventually(on::isClosed);
     }
 
-    /** Whatever the driver sends by itself. */
+    /** The driver may send savepoints, and describe statements before it executes them. */
     @Test
     void theTransactionOfOthersSurvivesAGuardThatFails() throws Exception {
         Lease lease = fence.lease("order:7", LONG);
@@ -125,15 +125,15 @@ final class Tests {
             try (Connection other = DriverManager.getConnection(URL + '&' + option)) {
                 other.setAutoCommit(false);
                 Executable divides = () -> lease.guard(other, () -> sql(other, "SELECT 1 / 0"));
-                told(SQLException.class, "division by zero", divides);
+                raises(SQLException.class, "division by zero", divides);
                 assertNotNull(sql(other, "SELECT pg_sleep(0.3)"), option);
             }
         }
     }
 
-    /** As of a deferred constraint. */
+    /** A deferred constraint fails in the commit. */
     @Test
-    void anErrorOfTheCommitIsTheWorks() throws Exception {
+    void anErrorOfTheCommitIsAnErrorOfTheWork() throws Exception {
         String late =
                 """
                 CREATE OR REPLACE FUNCTION late() RETURNS trigger LANGUAGE plpgsql
@@ -152,34 +152,34 @@ final class Tests {
     }
 
     @Test
-    void whatAFenceIsMadeFrom() throws Exception {
+    void aFenceTakesUrlsDataSourcesAndFunctions() throws Exception {
         PGSimpleDataSource source = new PGSimpleDataSource();
         source.setURL(URL);
-        opens(new Fence(URL));
-        opens(new Fence(ADDRESS));
-        opens(new Fence(ADDRESS.replace("//", "//postgres:s%40cret@")));
+        works(new Fence(URL));
+        works(new Fence(ADDRESS));
+        works(new Fence(ADDRESS.replace("//", "//postgres:s%40cret@")));
         Driver driver = DriverManager.getDriver(URL);
         DriverManager.deregisterDriver(driver);
-        opens(new Fence(URL));
+        works(new Fence(URL));
         DriverManager.registerDriver(driver);
-        opens(new Fence(source));
-        opens(new Fence(source::getConnection));
-        opens(new Fence(URL).schema("public"));
+        works(new Fence(source));
+        works(new Fence(source::getConnection));
+        works(new Fence(URL).schema("public"));
         on.setAutoCommit(false);
-        opens(new Fence(() -> on));
+        works(new Fence(() -> on));
         for (String url : Arrays.asList("mysql://me:secret@host/x", "jdbc:h2:mem", "shop", null)) {
-            told(WRONG, "^((?!secret).)*$", () -> new Fence(url));
+            raises(WRONG, "^((?!secret).)*$", () -> new Fence(url));
         }
         String plus = ADDRESS.replace("//", "//a+b@").replace("user=postgres", "");
-        told(NoConnection.class, "role \"a[+]b\" does not", () -> opens(new Fence(plus)));
+        raises(NoConnection.class, "role \"a[+]b\" does not", () -> works(new Fence(plus)));
         Connection real = as("postgres");
-        Connection foreign = instead(real, "isWrapperFor", () -> false);
-        told(WRONG, "to PostgreSQL", () -> opens(new Fence(() -> foreign)));
-        comesTrue(real::isClosed);
+        Connection foreign = withMethod(real, "isWrapperFor", () -> false);
+        raises(WRONG, "to PostgreSQL", () -> works(new Fence(() -> foreign)));
+        eventually(real::isClosed);
     }
 
     @Test
-    void aSourceThatFailsOnceIsAskedAgain() throws Exception {
+    void aSourceThatFailsOnceIsTriedAgain() throws Exception {
         Queue<Callable<Connection>> sources = new ConcurrentLinkedQueue<>();
         sources.add(() -> on);
         sources.add(
@@ -189,61 +189,64 @@ final class Tests {
         Fence other = new Fence(() -> sources.isEmpty() ? as("postgres") : sources.remove().call());
         Lease lease = other.lease("job", LONG.ttl(TTL));
         on.close();
-        comesTrue(sources::isEmpty);
+        eventually(sources::isEmpty);
         Thread.sleep(1000);
         lease.close();
         other.close();
     }
 
-    /** An interrupt neither ends a release nor gets lost. */
-    private static void opens(Fence made) throws Exception {
+    /** Checks that a fence works, and that an interrupt neither ends a release nor gets lost. */
+    private static void works(Fence made) throws Exception {
         try (made;
                 Lease lease = made.lease("job", LONG.session())) {
             assertTrue(lease.isHeld());
-            told(WRONG, "own fence", () -> new Fence(URL).guard(null, List.of(lease), () -> {}));
+            raises(WRONG, "own fence", () -> new Fence(URL).guard(null, List.of(lease), () -> {}));
             Thread.currentThread().interrupt();
         }
         assertTrue(Thread.interrupted());
     }
 
     @Test
-    void whatIsWrongIsNamed() throws Exception {
-        told(WRONG, "ttl", () -> new Options().ttl(ofMillis(99)));
-        told(WRONG, "wait", () -> new Options().waitUpTo(ofSeconds(-1)));
-        told(WRONG, "at most", () -> new Options().atMost(ZERO));
-        told(WRONG, "several", () -> fence.lease(List.of("a", "b"), LONG.shared()));
-        told(WRONG, "a key", () -> fence.keepRow("runs", Map.of(), 7, SHORT));
+    void errorsNameTheWrongArgument() throws Exception {
+        raises(WRONG, "ttl", () -> new Options().ttl(ofMillis(99)));
+        raises(WRONG, "wait", () -> new Options().waitUpTo(ofSeconds(-1)));
+        raises(WRONG, "at most", () -> new Options().atMost(ZERO));
+        raises(WRONG, "several", () -> fence.lease(List.of("a", "b"), LONG.shared()));
+        raises(WRONG, "a key", () -> fence.keepRow("runs", Map.of(), 7, SHORT));
         Map<String, ?> key = Map.of("id", 7);
-        told(SQLException.class, "held_until", () -> fence.keepRow("runs", key, 7, SHORT));
-        told(SQLException.class, "nowhere", () -> fence.keepRow("nowhere.runs", key, 7, SHORT));
+        raises(SQLException.class, "held_until", () -> fence.keepRow("runs", key, 7, SHORT));
+        raises(SQLException.class, "nowhere", () -> fence.keepRow("nowhere.runs", key, 7, SHORT));
         Fence elsewhere = new Fence(URL).schema("pg_catalog");
-        told(NotInstalled.class, "search_path", () -> elsewhere.keepRow("runs", key, 7, SHORT));
-        told(NullPointerException.class, "the name", () -> fence.lease((String) null));
-        for (Duration ever : List.of(ofMillis(Long.MAX_VALUE), ofSeconds(Long.MAX_VALUE))) {
-            fence.lease("y" + ever, LONG.waitUpTo(ever).atMost(ever)).check();
-            told(Refused.class, "out of range", () -> fence.lease("job", LONG.ttl(ever)));
+        raises(NotInstalled.class, "search_path", () -> elsewhere.keepRow("runs", key, 7, SHORT));
+        raises(NullPointerException.class, "the name", () -> fence.lease((String) null));
+        for (Duration endless : List.of(ofMillis(Long.MAX_VALUE), ofSeconds(Long.MAX_VALUE))) {
+            fence.lease("y" + endless, LONG.waitUpTo(endless).atMost(endless)).check();
+            raises(Refused.class, "out of range", () -> fence.lease("job", LONG.ttl(endless)));
         }
-        told(Refused.class, "512 bytes", () -> fence.lease("x".repeat(600)));
-        told(Refused.class, "reclaim", () -> fence.lease("job", LONG.reclaim()));
+        raises(Refused.class, "512 bytes", () -> fence.lease("x".repeat(600)));
+        raises(Refused.class, "reclaim", () -> fence.lease("job", LONG.reclaim()));
         fence.lease("x", LONG.metadata("{\"run\": 7}"));
         assertEquals("{\"run\": 7}", sql("SELECT metadata FROM fence.leases WHERE name = 'x'"));
     }
 
     @Test
-    void byWhomItIsTakenAndWhatItWaitsFor() throws Exception {
+    void leaseTakenNamesTheHolderAndWhatEndsIt() throws Exception {
         fence.lease("job", LONG.holder("me"));
         Executable job = () -> fence.lease("job"), open = () -> fence.lease("open");
-        told(LeaseTaken.class, "job is taken by me, for [23].. s at the", job);
+        raises(LeaseTaken.class, "job is taken by me, for [23].. s at the", job);
         sql(on, "BEGIN; SELECT lease_acquire('open', ttl => '1 s')");
-        told(LeaseTaken.class, "not committed", open);
+        raises(LeaseTaken.class, "not committed", open);
         sql(on, "COMMIT; BEGIN");
         sql(on, "SELECT lease_guard('open', first_token), pg_sleep(1.1) FROM lease_info('open')");
-        assertNull(told(LeaseTaken.class, "until a transaction ends", open).remaining());
+        assertNull(raises(LeaseTaken.class, "until a transaction ends", open).remaining());
     }
 
     @Test
-    void aRoleThatMayNotIsToldTheWayOut() throws Exception {
-        told(NotInstalled.class, "search_path", () -> opens(new Fence(URL).schema("else\"where")));
+    void notGrantedNamesTheRemedy() throws Exception {
+        raises(
+                NotInstalled.class,
+                "search_path",
+                () -> works(new Fence(URL).schema("else\"where")));
         sql("CREATE ROLE login_1 LOGIN; CREATE ROLE login_2 LOGIN; SELECT fence_grant('login_1')");
         Iterator<String> logins = List.of("login_1", "login_2", "login_2").iterator();
         Fence other = new Fence(() -> as(logins.next()));
@@ -251,17 +254,17 @@ final class Tests {
         Holding adopted = other.adopted("x", 7);
         try (Connection own = as("login_2")) {
             Class<NotGranted> may = NotGranted.class;
-            told(may, "fence_grant.'login_2'.", () -> rotated.guard(own, () -> {}));
+            raises(may, "fence_grant.'login_2'.", () -> rotated.guard(own, () -> {}));
             sql("SELECT fence_grant('login_2')");
             Options columns = SHORT.columns("fence", "till");
             Executable row = () -> other.keepRow("runs", Map.of("id", 7), 7, columns);
-            told(may, "needs SELECT and UPDATE", row);
-            told(may, "act as one role", () -> rotated.guard(own, () -> {}));
-            told(may, "fence_grant.'login_2', 'adopter'", () -> adopted.guard(own, () -> {}));
+            raises(may, "needs SELECT and UPDATE", row);
+            raises(may, "act as one role", () -> rotated.guard(own, () -> {}));
+            raises(may, "fence_grant.'login_2', 'adopter'", () -> adopted.guard(own, () -> {}));
         }
         sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'login_1'");
-        comesTrue(() -> !rotated.isHeld());
-        told(LeaseLost.class, "lost .refused.: .* act as one role", rotated::check);
+        eventually(() -> !rotated.isHeld());
+        raises(LeaseLost.class, "lost .refused.: .* act as one role", rotated::check);
         other.close();
         sql("SELECT lease_revoke('job'), fence_revoke('login_1'), fence_revoke('login_2')");
         sql("DROP ROLE login_1, login_2");
@@ -272,37 +275,37 @@ final class Tests {
     }
 
     @Test
-    void aRowIsKeptAndFinished() throws Exception {
-        Options ask = new Options().ttl(TTL).columns("fence", "till");
+    void aRowLeaseIsRenewedAndFinished() throws Exception {
+        Options options = new Options().ttl(TTL).columns("fence", "till");
         Map<String, ?> key = Map.of("id", 7, "the \"one", "me,\n\"\\");
-        long token = claimed();
-        Lease lease = fence.keepRow("public.runs", key, token, ask);
-        assertEquals("[\"\\u005cx00ff\"]", Statements.row(List.of(new byte[] {0, -1})));
+        long token = claim();
+        Lease lease = fence.keepRow("public.runs", key, token, options);
+        assertEquals("[\"\\u005cx00ff\"]", Statements.rowName(List.of(new byte[] {0, -1})));
         assertEquals("public.runs " + token, lease.names().get(0) + " " + lease.token());
         Thread.sleep(4000);
         assertEquals("t", sql("SELECT till > now() FROM runs"));
-        // Its own transaction has the row locked when it is due.
+        // The lease's own transaction has the row locked when its renewal is due.
         lease.guard(on, () -> Thread.sleep(2000));
         lease.check();
         lease.guardAndRelease(on, () -> sql(on, "UPDATE runs SET state = 'done'"));
         assertEquals("done", sql("SELECT state FROM runs WHERE till IS NULL"));
         assertFalse(lease.isHeld());
-        assertThrows(LeaseLost.class, () -> fence.keepRow("runs", key, token, ask));
-        Lease given = fence.keepRow("runs", key, claimed(), ask);
+        assertThrows(LeaseLost.class, () -> fence.keepRow("runs", key, token, options));
+        Lease given = fence.keepRow("runs", key, claim(), options);
         sql("UPDATE runs SET till = NULL, fence = fence");
         assertThrows(LeaseLost.class, () -> given.guard(on, () -> fail("it began")));
         given.close();
-        fence.keepRow("runs", key, claimed(), ask).close();
+        fence.keepRow("runs", key, claim(), options).close();
         assertEquals("t", sql("SELECT till IS NULL FROM runs"));
     }
 
-    private long claimed() throws SQLException {
-        String claim = "UPDATE runs SET till = clock_timestamp() + '2 s' RETURNING fence";
-        return Long.parseLong(sql(claim));
+    private long claim() throws SQLException {
+        String sql = "UPDATE runs SET till = clock_timestamp() + '2 s' RETURNING fence";
+        return Long.parseLong(sql(sql));
     }
 
     @Test
-    void whatCanNeverBeOpenedIsToldAtOnce() throws Exception {
+    void misconfiguredConnectionsFailAtOnce() throws Exception {
         Map<String, Fence> fences =
                 Map.of(
                         "SSL", new Fence(URL + "&sslmode=require"),
@@ -311,25 +314,25 @@ final class Tests {
         Class<NoConnection> none = NoConnection.class;
         Map<String, ?> key = Map.of("id", 7);
         Options waits = SHORT.waitUpTo(ofMinutes(9));
-        fences.forEach((words, one) -> told(none, words, () -> one.lease("job", waits)));
-        fences.forEach((words, one) -> told(none, words, () -> one.keepRow("x", key, 7, SHORT)));
+        fences.forEach((words, one) -> raises(none, words, () -> one.lease("job", waits)));
+        fences.forEach((words, one) -> raises(none, words, () -> one.keepRow("x", key, 7, SHORT)));
         CountDownLatch stop = new CountDownLatch(1);
         Fence.Leading<Exception> work = lease -> fail("it leads");
-        fences.forEach((words, one) -> told(none, words, () -> one.lead("x", TTL, stop, work)));
+        fences.forEach((words, one) -> raises(none, words, () -> one.lead("x", TTL, stop, work)));
         Fence away = new Fence("postgresql://127.0.0.1:1/x");
         Executable outage = () -> away.lease("job", SHORT.waitUpTo(ofSeconds(1)));
-        NoConnection nobody = told(none, "refused", outage);
+        NoConnection nobody = raises(none, "refused", outage);
         assertEquals("08001", ((SQLException) nobody.getCause()).getSQLState());
-        // If a pool is exhausted, it was not the server.
+        // An exhausted pool is the cause, and not the server.
         CompletableFuture<Connection> next = new CompletableFuture<>();
         Fence pool = new Fence(next::get);
-        told(none, "no connection came .*a pool", () -> pool.lease("job", SHORT));
+        raises(none, "no connection came .*a pool", () -> pool.lease("job", SHORT));
         next.complete(on);
-        comesTrue(on::isClosed);
+        eventually(on::isClosed);
     }
 
     @Test
-    void whatALeaderTellsAndHowItIsStopped() throws Exception {
+    void aLeaderEmitsEventsAndStops() throws Exception {
         List<String> kinds = new CopyOnWriteArrayList<>();
         CountDownLatch stop = new CountDownLatch(1);
         fence.onEvent(event -> kinds.add(event.kind().toString()));
@@ -342,8 +345,8 @@ final class Tests {
                     lease.check();
                 };
         assertTrue(fence.lead("job", TTL, stop, work));
-        // The last event is told while `lead` returns.
-        comesTrue(() -> kinds.contains("RELEASED"));
+        // The last event may come after `lead` has returned.
+        eventually(() -> kinds.contains("RELEASED"));
         kinds.remove("RENEWED");
         assertEquals("[ACQUIRED, LOST, INTERRUPTED, ACQUIRED, RELEASED]", kinds.toString());
         Lease held = fence.lease("job", LONG.atMost(ofMillis(500)));
@@ -353,47 +356,47 @@ final class Tests {
     }
 
     @Test
-    void aThreadThatCannotBeStartedIsTold() throws Exception {
+    void aThreadThatCannotStartIsReported() throws Exception {
         ThreadFactory starts = Connections.THREADS.getThreadFactory();
         ThreadFactory none =
                 work -> {
                     throw new OutOfMemoryError("planted");
                 };
-        // No thread that has worked just before takes the next work.
-        comesTrue(() -> Connections.THREADS.getPoolSize() == 0);
+        // All threads have ended, so that the next task needs a new one.
+        eventually(() -> Connections.THREADS.getPoolSize() == 0);
         Connections.THREADS.setThreadFactory(none);
-        told(FenceException.class, "thread", () -> fence.lease("job"));
+        raises(FenceException.class, "thread", () -> fence.lease("job"));
         Connections.THREADS.setThreadFactory(starts);
         fence.lease("job").close();
     }
 
     @Test
-    void aLogThatHangsHoldsUpNoVerbAndNoHeartbeat() throws Exception {
+    void aLogThatHangsDelaysNoCallAndNoRenewal() throws Exception {
         CompletableFuture<Boolean> isHeld = new CompletableFuture<>();
-        CompletableFuture<Void> ends = new CompletableFuture<>();
-        Lease kept = fence.lease("kept", SHORT);
+        CompletableFuture<Void> mayEnd = new CompletableFuture<>();
+        Lease renewed = fence.lease("renewed", SHORT);
         Lease late = fence.lease("late", LONG.atMost(TTL.plusSeconds(2)));
         Lease lease = fence.lease("job", LONG.atMost(TTL));
-        Handler asks =
+        Handler handler =
                 new StreamHandler() {
                     @Override
                     public void publish(LogRecord line) {
                         isHeld.completeAsync(lease::isHeld).join();
-                        ends.join();
+                        mayEnd.join();
                     }
                 };
-        Logger.getLogger("pgfence").addHandler(asks);
+        Logger.getLogger("pgfence").addHandler(handler);
         assertFalse(isHeld.get(30, TimeUnit.SECONDS));
         assertEquals(Reason.AT_MOST, late.lost().get(30, TimeUnit.SECONDS).reason());
-        kept.check();
-        ends.complete(null);
-        Logger.getLogger("pgfence").removeHandler(asks);
+        renewed.check();
+        mayEnd.complete(null);
+        Logger.getLogger("pgfence").removeHandler(handler);
         assertThrows(LeaseLost.class, lease::close);
         assertThrows(LeaseLost.class, late::close);
     }
 
     @Test
-    void aListenerAndALogThatFailHoldUpNoVerb() throws Exception {
+    void aListenerOrALogThatFailsDelaysNoCall() throws Exception {
         Handler failing =
                 new StreamHandler() {
                     @Override
@@ -403,37 +406,37 @@ final class Tests {
                 };
         Logger.getLogger("pgfence").addHandler(failing);
         Class<IllegalStateException> wrong = IllegalStateException.class;
-        Semaphore told = new Semaphore(0);
+        Semaphore refusals = new Semaphore(0);
         fence.onEvent(
                 event -> {
-                    told(wrong, "may not acquire", () -> fence.lease("other"));
-                    told.release();
+                    raises(wrong, "may not acquire", () -> fence.lease("other"));
+                    refusals.release();
                     fails();
                 });
         Lease lost = fence.lease("job", LONG.atMost(ofMillis(1)));
         lost.lost().get();
         assertThrows(LeaseLost.class, lost::close);
         fence.lease("job").close();
-        comesTrue(() -> told.availablePermits() == 4);
+        eventually(() -> refusals.availablePermits() == 4);
         Logger.getLogger("pgfence").removeHandler(failing);
     }
 
-    // Shared by the tests
+    // Helpers.
 
-    /** The error, in whose message the pattern is found. */
-    private static <T extends Throwable> T told(Class<T> type, String pattern, Executable body) {
+    /** Asserts that the body throws an error with the pattern in its message, and returns it. */
+    private static <T extends Throwable> T raises(Class<T> type, String pattern, Executable body) {
         T error = assertThrows(type, body);
         assertTrue(error.getMessage().matches("(?s).*" + pattern + ".*"), error.toString());
         return error;
     }
 
-    /** The same, but for one method. */
-    private static Connection instead(Connection real, String name, Callable<?> does) {
+    /** Returns a connection that does something else in one of its methods. */
+    private static Connection withMethod(Connection real, String name, Callable<?> does) {
         InvocationHandler handler =
                 (self, method, arguments) -> {
                     try {
-                        boolean isIt = method.getName().equals(name);
-                        return isIt ? does.call() : method.invoke(real, arguments);
+                        boolean isReplaced = method.getName().equals(name);
+                        return isReplaced ? does.call() : method.invoke(real, arguments);
                     } catch (InvocationTargetException error) {
                         throw error.getCause();
                     }
@@ -450,7 +453,7 @@ final class Tests {
         return sql(admin, text);
     }
 
-    /** Its first value, if it has one. */
+    /** Executes a statement, and returns its first value, or null if it has none. */
     private static String sql(Connection on, String text) throws SQLException {
         try (Statement statement = on.createStatement()) {
             boolean hasRows = statement.execute(text) && statement.getResultSet().next();
@@ -458,7 +461,7 @@ final class Tests {
         }
     }
 
-    private static void comesTrue(Callable<Boolean> check) throws Exception {
+    private static void eventually(Callable<Boolean> check) throws Exception {
         for (int round = 0; !check.call(); round++) {
             assertTrue(round < 600, () -> "it does not come true: " + Thread.getAllStackTraces());
             Thread.sleep(50);

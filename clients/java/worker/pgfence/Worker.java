@@ -12,11 +12,11 @@ import java.util.*;
 import java.util.concurrent.*;
 
 /**
- * The worker of the scenarios in Java: does what it reads, a JSON object a line, and says what
- * became of it.
+ * The worker of the scenarios in Java. It reads orders, a JSON object in each line, and writes the
+ * result of each.
  *
- * <p>What it is told and what it says is the same for the clients of all languages, and written
- * down in clients/new-language.md.
+ * <p>The orders and results are the same for the clients of all languages. They are specified in
+ * clients/new-language.md.
  */
 final class Worker {
     private static final String CLAIM =
@@ -33,17 +33,22 @@ final class Worker {
     private final Fence fence;
     private volatile Holding lease;
 
-    /** What it writes: that of the row that it keeps, or work. */
+    /** The table that the worker writes: that of its row lease, or "work". */
     private String table = "work";
 
-    private final List<Lease> many = new ArrayList<>();
-    private final Set<String> crowd = ConcurrentHashMap.newKeySet();
-    private CountDownLatch stop;
-    private Thread leads;
-    private volatile String how = "";
+    private final List<Lease> leases = new ArrayList<>();
 
-    /** The next connection of the fence's cannot be opened. */
-    private volatile boolean isBroken;
+    /** The names of leases whose renewals are not written. */
+    private final Set<String> quietNames = ConcurrentHashMap.newKeySet();
+
+    private CountDownLatch stop;
+    private Thread leader;
+
+    /** What the work of the leader does next. */
+    private volatile String nextWork = "";
+
+    /** True if the fence's next connection cannot be opened. */
+    private volatile boolean failsToOpen;
 
     public static void main(String[] arguments) throws IOException, SQLException {
         System.setProperty("java.util.logging.SimpleFormatter.format", "%5$s%n");
@@ -54,41 +59,41 @@ final class Worker {
                 try {
                     worker.follow(order);
                 } catch (Exception error) {
-                    refused(error);
+                    sayError(error);
                 }
             }
         }
     }
 
-    private Worker(Order place) throws SQLException {
+    private Worker(Order server) throws SQLException {
         url =
                 "jdbc:postgresql://%s:%s/%s?user=%s&ApplicationName=%s"
                         .formatted(
-                                place.text("host"),
-                                place.number("port"),
-                                place.text("dbname"),
-                                place.text("user"),
-                                place.text("application"));
-        fence = new Fence(this::opens).onEvent(this::tell);
+                                server.text("host"),
+                                server.number("port"),
+                                server.text("dbname"),
+                                server.text("user"),
+                                server.text("application"));
+        fence = new Fence(this::openForFence).onEvent(this::sayEvent);
         // A cold Java needs longer to load the driver than a short ttl leaves for a connection.
-        opened("").close();
+        open("").close();
         say("connected");
     }
 
-    /** A connection for the fence. */
-    private Connection opens() throws SQLException {
-        if (isBroken) {
-            isBroken = false;
+    /** Opens a connection for the fence. */
+    private Connection openForFence() throws SQLException {
+        if (failsToOpen) {
+            failsToOpen = false;
             throw new AssertionError("broken");
         }
-        return opened("&connectTimeout=2&socketTimeout=30&assumeMinServerVersion=9.0");
+        return open("&connectTimeout=2&socketTimeout=30&assumeMinServerVersion=9.0");
     }
 
-    private Connection opened(String options) throws SQLException {
+    private Connection open(String options) throws SQLException {
         return DriverManager.getConnection(url + "&prepareThreshold=0" + options);
     }
 
-    // Its answers
+    // Results.
 
     private static synchronized void say(String event, Object... more) {
         Map<String, Object> line =
@@ -100,12 +105,12 @@ final class Worker {
         System.out.flush();
     }
 
-    /** Until when it believes to be held, in milliseconds since 1970. */
+    /** Returns until when the lease is held, in milliseconds since 1970. */
     private static long deadline(Duration remaining, long wall) {
         return wall + remaining.toMillis();
     }
 
-    private static String kind(Exception error, String state) {
+    private static String errorKind(Exception error, String state) {
         if (error instanceof TransactionLost lost) {
             return lost.inDoubt() ? "in-doubt" : "transaction-lost";
         }
@@ -115,16 +120,16 @@ final class Worker {
         if (error instanceof NotGranted) return "not-granted";
         if (state != null) return "refused";
         if (error instanceof FenceException) return "no-answer";
-        if (error instanceof InterruptedException || error instanceof Passed) return "deadline";
+        if (error instanceof InterruptedException || error instanceof Expired) return "deadline";
         return "other";
     }
 
-    private static void refused(Exception error) {
+    private static void sayError(Exception error) {
         String state =
-                error instanceof Refused told
-                        ? told.sqlState()
+                error instanceof Refused refused
+                        ? refused.sqlState()
                         : error instanceof SQLException sql ? sql.getSQLState() : null;
-        String kind = kind(error, state);
+        String kind = errorKind(error, state);
         say(
                 "refused",
                 "error",
@@ -135,19 +140,19 @@ final class Worker {
                 String.valueOf(error.getMessage()));
     }
 
-    private void tell(Event event) {
+    private void sayEvent(Event event) {
         String name = event.names().get(0);
         long wall = System.currentTimeMillis();
         if (event.kind() == Event.Kind.LOST) {
             say("lost", "name", name, "reason", event.reason().toString());
-        } else if (event.kind() == Event.Kind.RENEWED && !crowd.contains(name)) {
+        } else if (event.kind() == Event.Kind.RENEWED && !quietNames.contains(name)) {
             say("renewed", "token", event.token(), "deadline", deadline(event.remaining(), wall));
         }
     }
 
-    // Its orders
+    // Orders.
 
-    /** A missing value is null, 0, false. */
+    /** An order or a step. A missing value is null, 0 or false. */
     private record Order(Map<String, JsonElement> parts) {
         String text(String key) {
             return parts.containsKey(key) ? parts.get(key).getAsString() : null;
@@ -167,7 +172,7 @@ final class Worker {
                     .toList();
         }
 
-        boolean is(String key) {
+        boolean flag(String key) {
             return parts.containsKey(key) && parts.get(key).getAsBoolean();
         }
     }
@@ -202,31 +207,31 @@ final class Worker {
             }
             case "write" -> write(order);
             case "unfenced" -> {
-                try (Connection on = opened("")) {
-                    update(on, order.text("value"));
+                try (Connection connection = open("")) {
+                    update(connection, order.text("value"));
                 }
                 say("wrote");
             }
             case "truncate" -> {
-                try (Connection on = opened("")) {
-                    held().guard(on, () -> execute(on, "TRUNCATE work"));
+                try (Connection connection = open("")) {
+                    held().guard(connection, () -> execute(connection, "TRUNCATE work"));
                 }
                 say("wrote");
             }
             case "guard" -> {
                 Holding held = held();
-                try (Connection on = opened("")) {
-                    transaction(on, steps -> held.guard(on, steps::call));
+                try (Connection connection = open("")) {
+                    transaction(connection, steps -> held.guard(connection, steps::call));
                 }
             }
             case "guard-all" -> {
-                try (Connection on = opened("")) {
-                    transaction(on, steps -> fence.guard(on, many, steps::call));
+                try (Connection connection = open("")) {
+                    transaction(connection, steps -> fence.guard(connection, leases, steps::call));
                 }
             }
             case "present" -> present();
             case "break" -> {
-                isBroken = true;
+                failsToOpen = true;
                 say("done");
             }
             case "lead" -> lead(order.text("name"), order.span("ttl_ms"));
@@ -235,7 +240,7 @@ final class Worker {
                 say("done");
             }
             case "work" -> {
-                how = order.text("how");
+                nextWork = order.text("how");
                 say("done");
             }
             case "census" -> say("census", "tasks", Thread.activeCount());
@@ -267,11 +272,11 @@ final class Worker {
     private void acquire(Order order) throws Exception {
         endBlock();
         Options options = new Options().ttl(order.span("ttl_ms")).waitUpTo(order.span("wait_ms"));
-        options = order.is("session") ? options.session() : options;
-        options = order.is("shared") ? options.shared() : options;
+        options = order.flag("session") ? options.session() : options;
+        options = order.flag("shared") ? options.shared() : options;
         options = order.number("slots") > 0 ? options.slots((int) order.number("slots")) : options;
         options = order.text("holder") != null ? options.holder(order.text("holder")) : options;
-        options = order.is("reclaim") ? options.reclaim() : options;
+        options = order.flag("reclaim") ? options.reclaim() : options;
         Thread caller = Thread.currentThread();
         Thread alarm =
                 new Thread(
@@ -280,7 +285,7 @@ final class Worker {
                                 Thread.sleep(order.number("within_ms"));
                                 caller.interrupt();
                             } catch (InterruptedException inTime) {
-                                // As it should be.
+                                // The acquire has ended before its deadline.
                             }
                         });
         if (order.number("within_ms") > 0) {
@@ -301,8 +306,8 @@ final class Worker {
 
     private void claim(Order order) throws Exception {
         endBlock();
-        try (Connection on = opened("");
-                PreparedStatement statement = on.prepareStatement(CLAIM)) {
+        try (Connection connection = open("");
+                PreparedStatement statement = connection.prepareStatement(CLAIM)) {
             statement.setLong(1, order.number("ttl_ms"));
             ResultSet claimed = statement.executeQuery();
             if (!claimed.next()) {
@@ -318,7 +323,7 @@ final class Worker {
         }
     }
 
-    /** Of the lease that it has, unless that is an adopted one. */
+    /** Ends the block of the lease that the worker has, unless that is an adopted one. */
     private void endBlock() {
         Holding ending = lease;
         lease = null;
@@ -327,16 +332,16 @@ final class Worker {
             if (ending instanceof Lease own) {
                 own.close();
             }
-        } catch (LeaseLost told) {
-            // By an event.
+        } catch (LeaseLost lost) {
+            // An event has reported the loss.
         }
     }
 
     private void hold(Order order) throws Exception {
-        crowd.addAll(order.names());
+        quietNames.addAll(order.names());
         for (String name : order.names()) {
             try {
-                many.add(fence.lease(name, new Options().ttl(order.span("ttl_ms"))));
+                leases.add(fence.lease(name, new Options().ttl(order.span("ttl_ms"))));
             } catch (LeaseTaken error) {
                 say("taken");
                 return;
@@ -346,45 +351,45 @@ final class Worker {
     }
 
     private void holding() {
-        say("holding", "count", many.stream().filter(Lease::isHeld).count());
+        say("holding", "count", leases.stream().filter(Lease::isHeld).count());
     }
 
     private void releaseAll() {
-        for (Lease one : many) {
+        for (Lease lease : leases) {
             try {
-                one.close();
-            } catch (LeaseLost told) {
-                // By an event.
+                lease.close();
+            } catch (LeaseLost lost) {
+                // An event has reported the loss.
             }
         }
-        many.clear();
+        leases.clear();
         say("released");
     }
 
     private void write(Order order) throws Exception {
         Holding held = held();
-        try (Connection on = opened("")) {
-            if (order.is("read_first")) {
-                execute(on, "SELECT 1");
+        try (Connection connection = open("")) {
+            if (order.flag("read_first")) {
+                execute(connection, "SELECT 1");
             }
-            if (order.is("release")) {
-                held.guardAndRelease(on, () -> update(on, order.text("value")));
+            if (order.flag("release")) {
+                held.guardAndRelease(connection, () -> update(connection, order.text("value")));
             } else {
-                held.guard(on, () -> update(on, order.text("value")));
+                held.guard(connection, () -> update(connection, order.text("value")));
             }
         }
         say("wrote");
     }
 
     private void present() throws Exception {
-        try (Connection on = opened("&options=" + held().options().replace(" ", "%20"))) {
-            on.setAutoCommit(false);
+        try (Connection connection = open("&options=" + held().options().replace(" ", "%20"))) {
+            connection.setAutoCommit(false);
             say("presented");
             try {
-                steps(on);
-                on.commit();
+                steps(connection);
+                connection.commit();
                 say("committed");
-            } catch (RolledBack asked) {
+            } catch (RolledBack rolledBack) {
                 say("rolled-back");
             }
         } catch (SQLException error) {
@@ -398,20 +403,20 @@ final class Worker {
         void call() throws Exception;
     }
 
-    private interface Within {
+    private interface Guard {
         void run(Steps steps) throws Exception;
     }
 
-    /** Until it reads {@code commit} or {@code rollback}, what it does is one transaction. */
-    private void transaction(Connection on, Within within) throws Exception {
+    /** Runs the steps that it reads, up to {@code commit} or {@code rollback}, in one guard. */
+    private void transaction(Connection connection, Guard guard) throws Exception {
         try {
-            within.run(
+            guard.run(
                     () -> {
                         say("guarded");
-                        steps(on);
+                        steps(connection);
                     });
             say("committed");
-        } catch (RolledBack asked) {
+        } catch (RolledBack rolledBack) {
             say("rolled-back");
         }
     }
@@ -419,15 +424,15 @@ final class Worker {
     @SuppressWarnings("serial")
     private static final class RolledBack extends Exception {}
 
-    /** The caller's own deadline. */
+    /** The caller's deadline has passed. */
     @SuppressWarnings("serial")
-    private static final class Passed extends Exception {}
+    private static final class Expired extends Exception {}
 
-    /** An exception of the work's own. */
+    /** The exception that the work of a leader throws on request. */
     @SuppressWarnings("serial")
     private static final class Failed extends Exception {}
 
-    private void steps(Connection on) throws Exception {
+    private void steps(Connection connection) throws Exception {
         for (Order step = next(); step != null; step = next()) {
             switch (step.text("do")) {
                 case "commit" -> {
@@ -435,18 +440,19 @@ final class Worker {
                 }
                 case "rollback" -> throw new RolledBack();
                 case "update" -> {
-                    update(on, step.text("value"));
+                    update(connection, step.text("value"));
                     say("updated");
                 }
-                case "sleep" -> sleep(on, step);
-                case "guard" -> transaction(on, steps -> held().guard(on, steps::call));
+                case "sleep" -> sleep(connection, step);
+                case "guard" ->
+                        transaction(connection, steps -> held().guard(connection, steps::call));
                 case "commit-itself" -> {
-                    on.commit();
+                    connection.commit();
                     say("done");
                 }
                 case "fail-and-go-on" -> {
                     try {
-                        execute(on, "SELECT 1 / 0");
+                        execute(connection, "SELECT 1 / 0");
                     } catch (SQLException swallowed) {
                         say("done");
                     }
@@ -456,29 +462,29 @@ final class Worker {
         }
     }
 
-    private static void sleep(Connection on, Order step) throws Exception {
-        try (Statement statement = on.createStatement()) {
+    private static void sleep(Connection connection, Order step) throws Exception {
+        try (Statement statement = connection.createStatement()) {
             statement.setQueryTimeout((int) (step.number("within_ms") / 1000));
             statement.execute("SELECT pg_sleep(" + step.number("ms") / 1000.0 + ")");
             say("slept");
         } catch (SQLException error) {
-            // JDBC's way of a deadline is to cancel.
+            // JDBC cancels a statement at its deadline.
             throw step.number("within_ms") > 0 && "57014".equals(error.getSQLState())
-                    ? new Passed()
+                    ? new Expired()
                     : error;
         }
     }
 
-    private void update(Connection on, String value) throws SQLException {
+    private void update(Connection connection, String value) throws SQLException {
         try (PreparedStatement statement =
-                on.prepareStatement("UPDATE " + table + " SET value = ? WHERE id = 1")) {
+                connection.prepareStatement("UPDATE " + table + " SET value = ? WHERE id = 1")) {
             statement.setString(1, value);
             statement.executeUpdate();
         }
     }
 
-    private static void execute(Connection on, String sql) throws SQLException {
-        try (Statement statement = on.createStatement()) {
+    private static void execute(Connection connection, String sql) throws SQLException {
+        try (Statement statement = connection.createStatement()) {
             statement.execute(sql);
         }
     }
@@ -486,38 +492,38 @@ final class Worker {
     private void lead(String name, Duration ttl) {
         CountDownLatch stopping = new CountDownLatch(1);
         stop = stopping;
-        how = "";
-        leads =
+        nextWork = "";
+        leader =
                 new Thread(
                         () -> {
                             try {
-                                fence.lead(name, ttl, stopping, taken -> leading(taken, stopping));
+                                fence.lead(name, ttl, stopping, taken -> doWork(taken, stopping));
                                 say("stopped");
-                            } catch (Failed asked) {
+                            } catch (Failed failed) {
                                 say("stopped", "reason", "fails");
                             } catch (Exception error) {
                                 say("stopped", "reason", error.toString());
                             }
                         });
-        leads.start();
+        leader.start();
         say("done");
     }
 
-    private void leading(Lease taken, CountDownLatch stopping) throws Exception {
+    private void doWork(Lease taken, CountDownLatch stopping) throws Exception {
         lease = taken;
         long wall = System.currentTimeMillis();
         say("leading", "token", taken.token(), "deadline", deadline(taken.remaining(), wall));
         while (!stopping.await(50, TimeUnit.MILLISECONDS)) {
-            String asked = how;
-            how = "";
-            switch (asked) {
+            String work = nextWork;
+            nextWork = "";
+            switch (work) {
                 case "returns" -> {
                     return;
                 }
                 case "fails" -> throw new Failed();
                 case "loses-connection" -> {
-                    try (Connection on = opened("")) {
-                        execute(on, "SELECT pg_terminate_backend(pg_backend_pid())");
+                    try (Connection connection = open("")) {
+                        execute(connection, "SELECT pg_terminate_backend(pg_backend_pid())");
                     }
                 }
                 default -> taken.check();
@@ -526,14 +532,14 @@ final class Worker {
     }
 
     private void close() throws InterruptedException {
-        if (leads != null) {
+        if (leader != null) {
             stop.countDown();
-            leads.join();
-            leads = null;
+            leader.join();
+            leader = null;
         }
         fence.close();
         lease = null;
-        many.clear();
+        leases.clear();
         say("closed");
     }
 }

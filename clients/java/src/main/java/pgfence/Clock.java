@@ -3,20 +3,20 @@ package pgfence;
 import java.io.FileInputStream;
 import java.io.IOException;
 
-/** A clock that nobody can set, and that goes on while the machine sleeps if the system tells. */
+/** A monotonic clock. On Linux it goes on while the computer sleeps. */
 final class Clock {
-    private static final double AHEAD = System.nanoTime() / 1e9 - uptime();
+    private static final double OFFSET = System.nanoTime() / 1e9 - uptime();
 
-    /** The uptime is told in hundredths of a second, and may not run ahead. */
-    private static final double COARSE = 0.02;
+    /** The uptime is in hundredths of a second. Rounded, it must not be ahead of nanoTime. */
+    private static final double MAX_ROUNDING = 0.02;
 
     private Clock() {}
 
-    /** In whole milliseconds. */
+    /** Returns the time in whole milliseconds. */
     static long now() {
-        // The clock of nanoTime stands still while the machine sleeps, and Java has no other that
-        // is monotonic.
-        return (long) (Math.max(System.nanoTime() / 1e9, uptime() + AHEAD - COARSE) * 1000);
+        // nanoTime is Java's only monotonic clock, and stands still while the computer sleeps.
+        double awake = System.nanoTime() / 1e9;
+        return (long) (Math.max(awake, uptime() + OFFSET - MAX_ROUNDING) * 1000);
     }
 
     private static double uptime() {

@@ -13,16 +13,20 @@ import java.util.concurrent.*;
 import java.util.concurrent.locks.ReentrantLock;
 import java.util.regex.*;
 
-/** The connections of a heartbeat, and the threads in which they are used, opened and ended. */
+/** The connections of a heartbeat, and the threads that open, use and end them. */
 final class Connections {
+    /** The beginning of the error message about a wrong argument. */
     static final String TAKES =
             "a fence takes a URL, jdbc:postgresql:… or postgresql:…, a DataSource, or a function";
+
     private static final Pattern URL =
             Pattern.compile(
                     "(?:jdbc:)?postgres(?:ql)?:(?<authority>/*)"
                             + "(?:(?<user>[^/?@:]*)(?::(?<password>[^/?@]*))?@)?(?<rest>.*)");
 
-    /** Threads that no interrupt of a caller reaches. They end a second after their last work. */
+    /**
+     * Threads that no interrupt of a caller reaches. A thread ends a second after its last task.
+     */
     static final ThreadPoolExecutor THREADS =
             new ThreadPoolExecutor(
                     0,
@@ -36,7 +40,7 @@ final class Connections {
                         return thread;
                     });
 
-    /** Work that is done in a thread of its own. */
+    /** A task for a separate thread. */
     interface Task {
         void run() throws Exception;
     }
@@ -44,8 +48,8 @@ final class Connections {
     private Connections() {}
 
     /**
-     * False if there is no thread for it. What the task throws is a line of the log, and so is
-     * that.
+     * Runs a task in a separate thread. Returns false if none can be started. That is logged, and
+     * so is an error of the task.
      */
     static boolean run(Task task) {
         try {
@@ -68,18 +72,21 @@ final class Connections {
         return new FenceException("a thread cannot be started", false, null);
     }
 
-    /** One of them: for one call at a time, without a time limit of its own, until it is cut. */
-    static final class One {
+    /** A connection for one call at a time. At the limit of a call the heartbeat cuts it. */
+    static final class HeartbeatConnection {
         final int number;
+
+        /** Held during each use of the connection. */
         final ReentrantLock use = new ReentrantLock();
+
         private volatile Connection connection;
         private volatile boolean isCut;
         private volatile long usedAt;
 
-        /** The role that has logged in. */
+        /** The role that has logged in; null until the connection is open. */
         volatile String role;
 
-        One(int number) {
+        HeartbeatConnection(int number) {
             this.number = number;
         }
 
@@ -104,16 +111,19 @@ final class Connections {
             return rows;
         }
 
-        /** Looks whether the server has closed it, if it was idle for so long, and is so still. */
+        /**
+         * Returns true if the server has closed the connection. It is only checked if it has been
+         * idle for {@code idle} milliseconds, and nobody uses it now.
+         */
         boolean hasEnded(long idle) {
-            Connection on = connection;
-            if (on == null || Clock.now() < usedAt + idle || !use.tryLock()) {
+            Connection checked = connection;
+            if (checked == null || Clock.now() < usedAt + idle || !use.tryLock()) {
                 return false;
             }
             try {
-                // The driver reads what the server says at the end, and the end itself.
-                on.unwrap(PGConnection.class).getNotifications(1);
-                return on.isClosed();
+                // The driver reads the server's last message, and notices the end.
+                checked.unwrap(PGConnection.class).getNotifications(1);
+                return checked.isClosed();
             } catch (SQLException ended) {
                 return true;
             } finally {
@@ -121,34 +131,34 @@ final class Connections {
             }
         }
 
-        /** Whether it is of no use for another statement. */
+        /** Returns true if the connection cannot execute another statement. */
         boolean isBroken() {
-            Connection on = connection;
+            Connection checked = connection;
             try {
-                return on == null
-                        || on.isClosed()
-                        || on.unwrap(BaseConnection.class).getTransactionState()
+                return checked == null
+                        || checked.isClosed()
+                        || checked.unwrap(BaseConnection.class).getTransactionState()
                                 != TransactionState.IDLE;
             } catch (SQLException ended) {
                 return true;
             }
         }
 
-        /** Ends it at once, whatever hangs in it, also in its opening. */
+        /** Ends the connection at once, even if a statement or its opening hangs. */
         void cut() {
             isCut = true;
             Connections.cut(connection);
         }
 
-        /** Ends it as it should, when nobody uses it. */
+        /** Closes the connection in an orderly way, once nobody uses it. */
         void hangUp() {
             use.lock();
             try {
                 if (connection != null) {
                     connection.close();
                 }
-            } catch (SQLException goneAlready) {
-                // As it should be.
+            } catch (SQLException hasEnded) {
+                // Then there is nothing to close.
             } finally {
                 use.unlock();
             }
@@ -156,21 +166,23 @@ final class Connections {
     }
 
     /**
-     * On ours nothing is prepared: behind a pooler the next transaction may be in another session.
+     * Executes a statement and returns its rows. On a connection of the heartbeat (isOwn) no
+     * statement is prepared: behind a pooler the next transaction may be in another session.
      */
-    static List<Object[]> rows(Connection on, Statements.Statement call, boolean isOurs)
+    static List<Object[]> rows(Connection connection, Statements.Statement call, boolean isOwn)
             throws SQLException {
-        try (PreparedStatement statement = on.prepareStatement(call.sql())) {
-            if (isOurs && statement.isWrapperFor(PGStatement.class)) {
+        try (PreparedStatement statement = connection.prepareStatement(call.sql())) {
+            if (isOwn && statement.isWrapperFor(PGStatement.class)) {
                 statement.unwrap(PGStatement.class).setPrepareThreshold(0);
             }
-            int at = 0;
-            for (Object one : call.arguments()) {
-                if (one instanceof List<?> list) {
-                    boolean isOfTokens = !list.isEmpty() && list.get(0) instanceof Long;
-                    one = on.createArrayOf(isOfTokens ? "bigint" : "text", list.toArray());
+            int index = 0;
+            for (Object argument : call.arguments()) {
+                if (argument instanceof List<?> list) {
+                    boolean hasTokens = !list.isEmpty() && list.get(0) instanceof Long;
+                    String type = hasTokens ? "bigint" : "text";
+                    argument = connection.createArrayOf(type, list.toArray());
                 }
-                statement.setObject(++at, one);
+                statement.setObject(++index, argument);
             }
             List<Object[]> rows = new ArrayList<>();
             try (ResultSet read = statement.executeQuery()) {
@@ -187,8 +199,8 @@ final class Connections {
     }
 
     /**
-     * Shuts the socket of a connection, whatever hangs on it, without waiting: with TLS that may
-     * hang as well.
+     * Closes the socket of a connection, even if a statement hangs. It is done in another thread,
+     * as with TLS closing may hang, too.
      */
     static void cut(Connection connection) {
         if (connection == null) {
@@ -199,10 +211,10 @@ final class Connections {
                     try {
                         connection.abort(Runnable::run);
                     } catch (SQLException | RuntimeException | LinkageError refused) {
-                        // Drivers before 42.7 ask for a security manager, which Java 24 has not.
+                        // Drivers before 42.7 need a security manager, which Java 24 has not.
                         connection.unwrap(BaseConnection.class).getQueryExecutor().abort();
                     }
-                    // Newer drivers keep a thread until then, and a pool counts the connection.
+                    // Until close, newer drivers keep a thread, and a pool counts the connection.
                     connection.close();
                 });
     }
@@ -210,28 +222,28 @@ final class Connections {
     static Callable<Connection> opener(String url) {
         Matcher parts = URL.matcher(String.valueOf(url));
         if (!parts.matches()) {
-            // Not all of it: it may have a password.
+            // Only the beginning of the URL is shown, as it may have a password.
             throw new IllegalArgumentException(
                     TAKES + ", and not \"" + String.valueOf(url).split(":")[0] + ":…\"");
         }
-        Properties all = new Properties();
-        // A server that does not answer leaves no thread behind.
-        all.put("socketTimeout", "30");
-        all.put("tcpKeepAlive", "true");
-        // What the driver sets goes along in the first message.
-        all.put("assumeMinServerVersion", "9.0");
+        Properties properties = new Properties();
+        // A thread that waits for a server without an answer ends after 30 s.
+        properties.put("socketTimeout", "30");
+        properties.put("tcpKeepAlive", "true");
+        // The driver's own settings then go in the first message, without another round trip.
+        properties.put("assumeMinServerVersion", "9.0");
         for (String key : List.of("user", "password")) {
             if (parts.group(key) != null) {
-                // Only in a query a plus is a space.
+                // A plus stands for a space only in a query.
                 String part = parts.group(key).replace("+", "%2B");
-                all.put(key, URLDecoder.decode(part, StandardCharsets.UTF_8));
+                properties.put(key, URLDecoder.decode(part, StandardCharsets.UTF_8));
             }
         }
-        // As the driver calls it, and not libpq.
+        // libpq's parameters have other names in the driver.
         String rest = parts.group("rest").replace("application_name=", "ApplicationName=");
         rest = rest.replace("connect_timeout=", "connectTimeout=");
         String full = "jdbc:postgresql:" + parts.group("authority") + rest;
-        // DriverManager does not know the driver of a web application.
-        return () -> new org.postgresql.Driver().connect(full, all);
+        // DriverManager does not find the driver of a web application.
+        return () -> new org.postgresql.Driver().connect(full, properties);
     }
 }

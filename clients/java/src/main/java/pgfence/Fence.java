@@ -1,7 +1,7 @@
 package pgfence;
 
 import pgfence.FenceException.*;
-import pgfence.LeaseState.*;
+import pgfence.LeaseStates.*;
 
 import java.lang.System.Logger.Level;
 import java.sql.*;
@@ -13,26 +13,29 @@ import java.util.function.Consumer;
 import javax.sql.DataSource;
 
 /**
- * Where leases come from: one for a process. It has a connection while it holds leases, however
- * many, and none otherwise.
+ * Acquires leases. A process needs one fence. While it holds leases, the fence has one connection
+ * that renews all of them; otherwise it has none.
  */
 public final class Fence implements AutoCloseable {
     private final Heartbeat heartbeat;
 
-    /** On connections that it opens by a URL, {@code jdbc:postgresql:…} or {@code postgresql:…}. */
+    /**
+     * A fence that opens its connections by a URL: {@code jdbc:postgresql:…} or {@code
+     * postgresql:…}.
+     */
     public Fence(String url) {
         this(Connections.opener(url), "no connection to the server");
     }
 
     /**
-     * On connections of a data source: of a pool it takes one while leases are held, and more for
-     * waits and sessions.
+     * A fence on connections of a data source. From a pool it takes one connection while leases are
+     * held, and more for acquires that wait and for session leases.
      */
     public Fence(DataSource source) {
         this((Callable<Connection>) source::getConnection);
     }
 
-    /** On connections that a function opens. */
+    /** A fence on connections that a function opens. */
     public Fence(Callable<Connection> source) {
         this(
                 Objects.requireNonNull(source, Connections.TAKES),
@@ -44,19 +47,20 @@ public final class Fence implements AutoCloseable {
         heartbeat = new Heartbeat(source, noConnection);
     }
 
-    /** The same fence, for an extension in a schema that is not on the {@code search_path}. */
+    /** Sets the extension's schema, if that is not on the search_path. Returns this fence. */
     public Fence schema(String schema) {
         heartbeat.statements = new Statements(Statements.quoted(schema) + ".");
         return this;
     }
 
     /**
-     * An event of a lease, for {@link #onEvent}, and the time that remains. A loss has a reason; a
-     * release has one if it is unconfirmed, for the server has not answered.
+     * An event of a lease, for {@link #onEvent}. {@code remaining} is the time until the lease ends
+     * without a renewal. A loss has a reason; a release has the reason UNCONFIRMED if the server
+     * has not answered it, and otherwise none.
      */
     public record Event(
             Kind kind, List<String> names, long token, Duration remaining, Reason reason) {
-        /** The last one is of {@link Fence#lead}: it leads no more, and goes on. */
+        /** INTERRUPTED is {@link Fence#lead}'s: this process leads no more, and tries again. */
         public enum Kind {
             ACQUIRED,
             RENEWED,
@@ -67,35 +71,37 @@ public final class Fence implements AutoCloseable {
     }
 
     /**
-     * The same fence, where this is told what becomes of leases, in whatever thread that happens.
-     * It must not block, and can acquire nothing.
+     * Sets the listener of the fence's events, which is called in any thread. The listener must not
+     * block, and cannot acquire a lease of this fence. Returns this fence.
      */
     public Fence onEvent(Consumer<Event> listener) {
         heartbeat.onEvent = Objects.requireNonNull(listener);
         return this;
     }
 
-    /** A lease for 30 s at a time, as {@link #lease(List, Options)}. */
+    /** Acquires a lease with a ttl of 30 s, as {@link #lease(List, Options)} does. */
     public Lease lease(String name) throws SQLException, InterruptedException {
         return lease(name, new Options());
     }
 
-    /** A lease of one name, as {@link #lease(List, Options)}. */
+    /** Acquires a lease of one name, as {@link #lease(List, Options)} does. */
     public Lease lease(String name, Options options) throws SQLException, InterruptedException {
         return lease(Collections.singletonList(name), options);
     }
 
     /**
-     * A lease of several names at once, all or none. Several names have no queue: they are tried
-     * each quarter of a second, and may starve beside waiters for each of them, until the wait is
-     * over.
+     * Acquires a lease of several names, all or none. Several names have no queue: they are tried
+     * each quarter of a second until the wait is over, and may starve if others wait for each name.
      *
-     * @throws LeaseTaken if somebody else has it, for as long as we were to wait
-     * @throws NoConnection if the server cannot be reached, and {@link NoAnswer} if it does not
-     *     answer
-     * @throws SQLException at another error of the driver's
-     * @throws InterruptedException at an interrupt, which gives up: a grant that comes all the same
-     *     is given back
+     * @throws LeaseTaken if another holder has the lease until the end of the wait
+     * @throws NoConnection if the server cannot be reached
+     * @throws NoAnswer if the server does not answer in time
+     * @throws NotGranted if the role may not use the lease
+     * @throws NotInstalled if the extension is not found in the database
+     * @throws Refused if the server refuses a name or an option
+     * @throws SQLException for another error of the driver
+     * @throws InterruptedException if this thread is interrupted; a lease that is granted
+     *     nevertheless is released
      */
     public Lease lease(List<String> names, Options options)
             throws SQLException, InterruptedException {
@@ -103,87 +109,92 @@ public final class Fence implements AutoCloseable {
             throw new IllegalArgumentException(
                     "several names at once are exclusive: no shared, slots or reclaim");
         }
-        return heartbeat.acquire(checked(names), options.named(), Heartbeat.NEVER);
+        return heartbeat.acquire(checked(names), options.withHolder(), Heartbeat.NO_STOP);
     }
 
     /**
-     * Keeps a row of a table whose rows are leases of their own, which a statement of yours has
-     * claimed: under the token that it returned, with its ttl. The table is named as in SQL, the
-     * row by the columns of a key and their values. The claim is confirmed first. Finish the row in
-     * a {@link Lease#guardAndRelease}.
+     * Renews a row lease: a row that a statement of the program has claimed, in a table whose rows
+     * are leases. The token is the one that the claim returned, and the ttl is that of the claim.
+     * The table is written as in SQL; the row is given by the columns of a key and their values.
+     * The claim is confirmed first. Finish the row in a {@link Lease#guardAndRelease}.
      *
-     * @throws LeaseLost if somebody else has claimed it since
+     * @throws LeaseLost if another worker has claimed the row since
      */
     public Lease keepRow(String table, Map<String, ?> key, long token, Duration ttl)
             throws SQLException, InterruptedException {
         return keepRow(table, key, token, new Options().ttl(ttl));
     }
 
-    /** The same, by the ttl and the columns of the options, and no longer than at most. */
+    /** Renews a row lease with the ttl, the columns and the {@code atMost} of the options. */
     public Lease keepRow(String table, Map<String, ?> key, long token, Options options)
             throws SQLException, InterruptedException {
-        // In the same order, whatever the map's is: one statement keeps the rows of a table.
+        // Sorted, as one statement renews the rows of a table, and all name the same columns.
         Map<String, ?> sorted = new TreeMap<>(key);
         if (table == null || key.isEmpty() || sorted.containsValue(null)) {
             throw new IllegalArgumentException("a row has a table and a key, without null");
         }
-        Statements.Table of =
+        Statements.Table rowTable =
                 new Statements.Table(
                         table, List.copyOf(sorted.keySet()), options.fence, options.deadline);
-        return heartbeat.keepRow(of, Statements.row(sorted.values()), token, options);
+        return heartbeat.keepRow(rowTable, Statements.rowName(sorted.values()), token, options);
     }
 
-    /** As {@link Lease#guard(Connection, Holding.Step)}, by several leases at once. */
-    public <E extends Exception> void guard(Connection on, List<Lease> leases, Holding.Step<E> work)
+    /** Guards a transaction as {@link Lease#guard(Connection, Holding.Step)}, by several leases. */
+    public <E extends Exception> void guard(
+            Connection connection, List<Lease> leases, Holding.Step<E> work)
             throws E, SQLException {
-        new Transaction(heartbeat, leases, false, on).around(work);
-    }
-
-    /** As {@link Lease#guardAndRelease(Connection, Holding.Step)}, by several leases at once. */
-    public <E extends Exception> void guardAndRelease(
-            Connection on, List<Lease> leases, Holding.Step<E> work) throws E, SQLException {
-        new Transaction(heartbeat, leases, true, on).around(work);
-    }
-
-    /** As {@link #adopted(String, long, String)}, where this process is the holder. */
-    public Holding adopted(String name, long token) {
-        return adopted(name, token, Options.PROCESS);
+        new Transaction(heartbeat, leases, false, connection).run(work);
     }
 
     /**
-     * A lease that somebody else grants (etcd, ZooKeeper, Redis, another database), under its
-     * number there. The number is that of one holder: a guard throws {@link LeaseTaken} where
-     * another one has adopted it.
+     * Guards a transaction that releases its leases, as {@link Lease#guardAndRelease(Connection,
+     * Holding.Step)}, by several leases.
+     */
+    public <E extends Exception> void guardAndRelease(
+            Connection connection, List<Lease> leases, Holding.Step<E> work)
+            throws E, SQLException {
+        new Transaction(heartbeat, leases, true, connection).run(work);
+    }
+
+    /** Adopts a lease as {@link #adopted(String, long, String)}, for this process as the holder. */
+    public Holding adopted(String name, long token) {
+        return adopted(name, token, Options.PROCESS_HOLDER);
+    }
+
+    /**
+     * Adopts a lease that another service grants (etcd, ZooKeeper, Redis, another database). The
+     * token is its number there, which belongs to one holder: a guard throws {@link LeaseTaken} if
+     * another holder has adopted the same number.
      */
     public Holding adopted(String name, long token, String holder) {
         List<String> names = checked(Collections.singletonList(name));
         return new Holding(heartbeat, names, token, Objects.requireNonNull(holder, "a holder"));
     }
 
-    /** The work that is done while leading. */
+    /** The work of a leader, for {@link #lead}. */
     @FunctionalInterface
     public interface Leading<E extends Exception> {
-        /** Until it is done, or to stop. */
+        /** Works until the work is done, or is to stop. */
         void run(Lease lease) throws E;
     }
 
     /**
-     * Does the work whenever this process leads: again after each loss of the lease, the server,
-     * the connection, the transaction, after a pause that grows, told once an outage by the log and
-     * an event. It ends when the work returns or throws an exception of its own. After {@code
-     * stop}, which the work looks at itself, it waits for the work.
+     * Runs the work while this process leads. After a loss of the lease, the server, the connection
+     * or the transaction it acquires the lease again, after a growing pause; each outage is one
+     * line of the log and one event. It ends when the work returns or throws another exception.
+     * After {@code stop}, which the work checks itself, it waits until the work ends.
      *
-     * @return whether the work has returned; false if it was stopped before
-     * @throws InterruptedException at an interrupt while it does not lead
+     * @return true if the work has returned; false if it was stopped while it did not lead
+     * @throws InterruptedException if this thread is interrupted while it does not lead
      */
     public <E extends Exception> boolean lead(
             String name, Duration ttl, CountDownLatch stop, Leading<E> work)
             throws E, SQLException, InterruptedException {
-        // If the answer to an acquire was lost, its own holder takes the grant over.
+        // If the answer to an acquire was lost, its holder takes the grant over by the next one.
         Options options =
-                new Options().ttl(ttl).waitUpTo(Duration.ofDays(36_500)).named().reclaim();
+                new Options().ttl(ttl).waitUpTo(Duration.ofDays(36_500)).withHolder().reclaim();
         List<String> names = checked(List.of(name));
-        Leader leader = new Leader(options.ttl, heartbeat.spread);
+        LeadState leader = new LeadState(options.ttl, heartbeat.jitter);
         List<Effect> effects = leader.start();
         Exception failed = null;
         while (true) {
@@ -194,7 +205,7 @@ public final class Fence implements AutoCloseable {
                     Heartbeat.log(Level.WARNING, name + line + failed.getMessage(), null);
                 } else if (effect instanceof Lead next) {
                     if (next.lead().equals("end")) {
-                        throw Heartbeat.as(failed);
+                        throw Heartbeat.sneakyThrow(failed);
                     }
                     pause = next.pause();
                 } else {
@@ -227,7 +238,7 @@ public final class Fence implements AutoCloseable {
         }
     }
 
-    /** Gives everything back, and ends all waits: for the end of the process. */
+    /** Releases all leases, and ends all waits, within 5 s: for the end of the process. */
     @Override
     public void close() {
         heartbeat.close();

@@ -13,8 +13,8 @@ import java.util.regex.*;
 import java.util.stream.Stream;
 
 /**
- * Everything that pg_fence and its client refuse or tell; the driver's error, if there is one, is
- * the cause. By itself: the fence is closed, or a thread cannot be started.
+ * The errors of pg_fence and its client. The cause is the driver's error, if there is one. An error
+ * of this class itself says that the fence is closed, or that a thread cannot be started.
  */
 @SuppressWarnings("serial")
 public sealed class FenceException extends RuntimeException {
@@ -26,14 +26,14 @@ public sealed class FenceException extends RuntimeException {
     }
 
     /**
-     * Whether a commit failed, or the work has committed, so that it may have landed; or an acquire
-     * had no answer.
+     * Returns true if the transaction may have been committed, as its commit failed or the work has
+     * ended it; or if an acquire without an answer may have been granted.
      */
     public boolean inDoubt() {
         return inDoubt;
     }
 
-    /** Somebody else has the lease. */
+    /** Another holder has the lease. */
     public static final class LeaseTaken extends FenceException {
         private final String holder, waitsFor;
         private final Duration remaining;
@@ -68,22 +68,23 @@ public sealed class FenceException extends RuntimeException {
             return remaining > 0 ? span.formatted(Math.ceil(remaining / 1000.0)) : "";
         }
 
-        /** The holder; null if that cannot be seen. */
+        /** Returns the holder of the lease; null if it is not visible. */
         public String holder() {
             return holder;
         }
 
         /**
-         * For how long at the most, unless it is renewed; null if that cannot be seen, or if
-         * nothing remains.
+         * Returns how long the lease remains taken unless it is renewed; null if that is not
+         * visible, or if nothing remains.
          */
         public Duration remaining() {
             return remaining;
         }
 
         /**
-         * What ends it: its "ttl", the "commit" of its acquire, a "guard"; null if that cannot be
-         * seen.
+         * Returns what an acquire has to wait for: "ttl", the lease's end; "commit", the commit of
+         * the holder's acquire; "guard", the end of a transaction that guards the lease. It is null
+         * if that is not visible.
          */
         public String waitsFor() {
             return waitsFor;
@@ -91,8 +92,8 @@ public sealed class FenceException extends RuntimeException {
     }
 
     /**
-     * The lease is ours no more: stop, and report no failure of the work. Somebody else may have it
-     * by now.
+     * The lease is not held any more, and another holder may have it: stop the work, and do not
+     * report it as failed.
      */
     public static final class LeaseLost extends FenceException {
         private final Reason reason;
@@ -113,16 +114,18 @@ public sealed class FenceException extends RuntimeException {
             this.names = names;
         }
 
+        /** Returns why the lease is not held. */
         public Reason reason() {
             return reason;
         }
 
+        /** Returns the names of the lease; for a row lease its table and its key. */
         public List<String> names() {
             return names;
         }
     }
 
-    /** There was no connection to the server, so that nothing was sent. */
+    /** There was no connection to the server, and nothing was sent. */
     public static final class NoConnection extends FenceException {
         NoConnection(String message, Throwable cause) {
             super(message, false, cause);
@@ -130,8 +133,8 @@ public sealed class FenceException extends RuntimeException {
     }
 
     /**
-     * The server has not answered in time. Where it is in doubt a grant may be there, and is given
-     * back if that can be.
+     * The server has not answered in time. If {@link #inDoubt} is true, it may have granted the
+     * lease, which is then released if its holder is unique.
      */
     public static final class NoAnswer extends FenceException {
         NoAnswer(String message, boolean inDoubt, Throwable cause) {
@@ -139,20 +142,23 @@ public sealed class FenceException extends RuntimeException {
         }
     }
 
-    /**
-     * Why a lease is ours no more: it could not be renewed in time; the server says so; the server
-     * will never renew it; the connection of a session lease has ended; it was to be held no
-     * longer; what kept it has died; its holder gave it back. That is unconfirmed, as an event, if
-     * the server has not answered.
-     */
+    /** Why a lease is not held any more. */
     public enum Reason {
+        /** The lease could not be renewed in time. */
         DEADLINE,
+        /** The server has no such lease any more: it has ended, or another holder has it. */
         GONE,
+        /** The server refuses to renew the lease. */
         REFUSED,
+        /** The connection of a session lease has ended. */
         SESSION,
+        /** The time of {@link Options#atMost} is over. */
         AT_MOST,
+        /** The heartbeat has failed. */
         HEARTBEAT,
+        /** The holder has released the lease. */
         RELEASED,
+        /** Only in an event: the lease was released, and the server has not answered. */
         UNCONFIRMED;
 
         @Override
@@ -163,35 +169,37 @@ public sealed class FenceException extends RuntimeException {
 
     /** The server refused a write, a guard or a call. */
     public static final class Refused extends FenceException {
-        private final ServerErrorMessage said;
+        private final ServerErrorMessage serverError;
 
-        private Refused(ServerErrorMessage said, Throwable cause) {
-            super(
-                    said.getMessage() + (said.getHint() == null ? "" : " (" + said.getHint() + ")"),
-                    false,
-                    cause);
-            this.said = said;
+        private Refused(ServerErrorMessage serverError, Throwable cause) {
+            super(message(serverError), false, cause);
+            this.serverError = serverError;
+        }
+
+        private static String message(ServerErrorMessage error) {
+            String hint = error.getHint();
+            return error.getMessage() + (hint == null ? "" : " (" + hint + ")");
         }
 
         /**
-         * PF001: a newer token was seen. PF002: no token. PF004: the token does not speak for the
-         * lease…
+         * Returns the SQLSTATE. PF001: a newer token was seen. PF002: there is no token. PF004: the
+         * token is not valid for the lease. The page docs/reference/errors.md has all.
          */
         public String sqlState() {
-            return said.getSQLState();
+            return serverError.getSQLState();
         }
 
         /**
-         * The server's DETAIL, a JSON object: {@code presented}, {@code stored}, {@code lease},
-         * {@code holder}…
+         * Returns the server's DETAIL, a JSON object with fields as {@code presented}, {@code
+         * stored}, {@code lease} and {@code holder}.
          */
         public String detail() {
-            return said.getDetail();
+            return serverError.getDetail();
         }
 
-        /** The server's HINT: the remedy; null where there is none. */
+        /** Returns the server's HINT, which says what to do; null if there is none. */
         public String hint() {
-            return said.getHint();
+            return serverError.getHint();
         }
 
         String holder() {
@@ -204,9 +212,9 @@ public sealed class FenceException extends RuntimeException {
     }
 
     /**
-     * The session ended under the transaction, or the work swallowed the error that undid it, or
-     * ended it by itself. Nothing of it has landed, unless {@link #inDoubt}. The lease may be held
-     * still.
+     * The transaction was not committed: its session has ended, or the work has swallowed an error
+     * of the server, or has ended the transaction itself. If {@link #inDoubt} is true, it may have
+     * been committed. The lease may still be held.
      */
     public static final class TransactionLost extends FenceException {
         TransactionLost(String message, boolean inDoubt, Throwable cause) {
@@ -215,7 +223,8 @@ public sealed class FenceException extends RuntimeException {
     }
 
     /**
-     * The extension is not in this database, or in a schema that is not on the {@code search_path}.
+     * The extension is not installed in this database, or its schema is not on the {@code
+     * search_path}.
      */
     public static final class NotInstalled extends FenceException {
         private NotInstalled(Throwable cause) {
@@ -235,14 +244,14 @@ public sealed class FenceException extends RuntimeException {
         }
 
         private static String message(String role, Statements.Table table, Throwable cause) {
-            String who = "the role " + role + " may not ", said = ": " + cause.getMessage() + "; ";
+            String who = "the role " + role + " may not ", why = ": " + cause.getMessage() + "; ";
             if (table != null) {
-                return who + "keep rows of " + table.name() + said + "it needs SELECT and UPDATE";
+                return who + "keep rows of " + table.name() + why + "it needs SELECT and UPDATE";
             }
-            String level = said.contains("lease_adopt") ? "', 'adopter')" : "')";
+            String level = why.contains("lease_adopt") ? "', 'adopter')" : "')";
             String grant = "an administrator grants it: SELECT fence_grant('" + role + level;
-            boolean isOthers = said.contains("was granted to another role");
-            return who + "use the lease" + said + (isOthers ? ANOTHER_ROLE : grant);
+            boolean isOtherRole = why.contains("was granted to another role");
+            return who + "use the lease" + why + (isOtherRole ? ANOTHER_ROLE : grant);
         }
     }
 
@@ -250,48 +259,49 @@ public sealed class FenceException extends RuntimeException {
             "a lease is used by the role that acquired it, and by its members: where login roles"
                     + " change, let all of them act as one role (options=-c role=…, or SET ROLE)";
 
-    // How they are found in what a driver, or what stands on it, has thrown
+    // Finding the driver's error in an exception that may wrap it.
 
     private static Stream<Throwable> causes(Throwable error) {
         return Stream.iterate(error, Objects::nonNull, Throwable::getCause).limit(50);
     }
 
     /**
-     * The driver's, however deep they are wrapped. A batch has the server's error behind its own.
+     * Returns the driver's errors, however deep they are wrapped. The server's error in a batch is
+     * the next exception of the batch's own.
      */
-    private static Stream<SQLException> chain(Throwable error) {
+    private static Stream<SQLException> sqlExceptions(Throwable error) {
         UnaryOperator<SQLException> next = SQLException::getNextException;
         return causes(error)
                 .filter(SQLException.class::isInstance)
-                .flatMap(one -> Stream.iterate((SQLException) one, Objects::nonNull, next));
+                .flatMap(cause -> Stream.iterate((SQLException) cause, Objects::nonNull, next));
     }
 
-    /** The SQLSTATE, or an empty text. */
+    /** Returns the SQLSTATE, or an empty text if there is none. */
     static String stateOf(Throwable error) {
-        Stream<String> states = chain(error).map(SQLException::getSQLState);
+        Stream<String> states = sqlExceptions(error).map(SQLException::getSQLState);
         return states.filter(Objects::nonNull).findFirst().orElse("");
     }
 
     /**
-     * Whether a session has ended, or there was none: class 08, idle in transaction, too long,
-     * terminated, crashed, …
+     * Returns true if the session has ended, or there was none: class 08, the timeouts of idle and
+     * of long transactions, a shutdown or crash of the server, too many connections.
      */
-    static boolean isEnd(Throwable error) {
+    static boolean isSessionEnd(Throwable error) {
         return stateOf(error).matches("08...|25P0[34]|57P0[1235]|53300");
     }
 
-    private static boolean isBy(Throwable error, Class<?>... types) {
+    private static boolean isCausedBy(Throwable error, Class<?>... types) {
         return causes(error)
-                .anyMatch(one -> Stream.of(types).anyMatch(type -> type.isInstance(one)));
+                .anyMatch(cause -> Stream.of(types).anyMatch(type -> type.isInstance(cause)));
     }
 
     /**
-     * Whether the driver will not open the connection, however often it tries: the server has no
-     * TLS or asks for a password that is not there (08004), its certificate is refused, or the file
-     * of one is missing.
+     * Returns true if another attempt cannot open the connection either: the server has no TLS or
+     * needs a password that is missing (08004), its certificate is refused, or a certificate's file
+     * is missing.
      */
     private static boolean neverOpens(Throwable error) {
-        return chain(error).anyMatch(FenceException::isFinal);
+        return sqlExceptions(error).anyMatch(FenceException::isFinal);
     }
 
     private static boolean isFinal(SQLException error) {
@@ -299,17 +309,18 @@ public sealed class FenceException extends RuntimeException {
         return state.equals("08004")
                 || state.equals("08006") && error.getCause() == null
                 || state.equals("08006")
-                        && isBy(error, GeneralSecurityException.class, FileNotFoundException.class)
+                        && isCausedBy(
+                                error, GeneralSecurityException.class, FileNotFoundException.class)
                 || String.valueOf(error.getMessage()).startsWith("No suitable driver");
     }
 
     /**
-     * The SQLSTATE of what has failed to open a connection; "connect", if another try may open it;
-     * else "misconfigured".
+     * Returns the code of an opening that has failed: "misconfigured" if another attempt cannot
+     * open the connection, and otherwise the SQLSTATE, or "connect" if there is none.
      */
     static String codeOfOpening(Throwable error) {
         boolean mayPass =
-                isBy(error, SQLException.class, IOException.class, TimeoutException.class);
+                isCausedBy(error, SQLException.class, IOException.class, TimeoutException.class);
         if (error != null && !mayPass || neverOpens(error)) {
             return "misconfigured";
         }
@@ -317,7 +328,7 @@ public sealed class FenceException extends RuntimeException {
         return state.isEmpty() ? "connect" : state;
     }
 
-    /** What a leader may go on after, by the specification's words. */
+    /** Returns the cause of an error for LeadState, in the specification's words. */
     static String causeOf(Throwable error) {
         String state = stateOf(error);
         boolean isOpening = error instanceof NoConnection;
@@ -326,7 +337,7 @@ public sealed class FenceException extends RuntimeException {
                 || isOpening && codeOfOpening(error.getCause()).equals("misconfigured")) {
             return "own";
         }
-        // The next renewal tells.
+        // The lease may be lost: the next renewal shows it.
         if (state.matches("PF00[14]")) {
             return "LeaseLost";
         }
@@ -334,23 +345,23 @@ public sealed class FenceException extends RuntimeException {
                 && !(error instanceof Refused || isOpening && !state.isEmpty())) {
             return error.getClass().getSimpleName();
         }
-        return isEnd(error) && !neverOpens(error)
+        return isSessionEnd(error) && !neverOpens(error)
                 ? "ConnectionLost"
-                : LeaseState.passes(state) ? "transient" : "own";
+                : LeaseStates.isTransient(state) ? "transient" : "own";
     }
 
-    /** The meaning of an error of the work's own: a refusal of the fence, or itself. */
+    /** Returns Refused for an error of the work that comes from a fence, or the error itself. */
     static Throwable ofWork(Throwable error) {
         return stateOf(error).startsWith("PF") ? refused(error) : error;
     }
 
     /**
-     * The meaning of an error of one of our own statements, on a connection of that role, about
-     * rows of that table or about names.
+     * Returns the client's error for an error of one of its statements, on a connection of {@code
+     * role}. The statement is about rows of {@code table}, or about names if that is null.
      */
     static Throwable ofCall(Throwable error, String role, Statements.Table table) {
         String state = stateOf(error);
-        // The schema that a row's statement misses is the table's.
+        // A schema that a row lease's statement does not find is the table's.
         if (state.equals("42883") || state.equals("3F000") && table == null) {
             return new NotInstalled(error);
         }
@@ -362,12 +373,12 @@ public sealed class FenceException extends RuntimeException {
                 : error;
     }
 
-    /** Where it is not the driver's own. */
+    /** Returns Refused if the error comes from the server, or the error itself. */
     private static Throwable refused(Throwable error) {
-        return chain(error)
-                .map(one -> one instanceof PSQLException told ? told.getServerErrorMessage() : null)
+        return sqlExceptions(error)
+                .map(one -> one instanceof PSQLException sql ? sql.getServerErrorMessage() : null)
                 .filter(Objects::nonNull)
-                .<Throwable>map(said -> new Refused(said, error))
+                .<Throwable>map(serverError -> new Refused(serverError, error))
                 .findFirst()
                 .orElse(error);
     }

@@ -1,8 +1,8 @@
 package pgfence;
 
-import pgfence.Connections.One;
+import pgfence.Connections.HeartbeatConnection;
 import pgfence.FenceException.*;
-import pgfence.LeaseState.*;
+import pgfence.LeaseStates.*;
 
 import java.lang.System.Logger.Level;
 import java.sql.*;
@@ -13,62 +13,69 @@ import java.util.function.*;
 import java.util.stream.Stream;
 
 /**
- * Keeps all leases of a fence. It gives the inputs to {@link LeaseState}, which decides, and
- * carries out the effects: it has the clock, the threads and the connections. One thread watches
- * the time while there is anything to watch; each call is in a thread of its own, so that it does
- * not matter where one hangs.
+ * Renews all leases of a fence. It gives the inputs to {@link LeaseStates}, which decides, and
+ * carries out the effects: the heartbeat has the clock, the threads and the connections. One thread
+ * watches the time while there are leases; each call has a separate thread, so that a call that
+ * hangs holds up no other.
  */
 final class Heartbeat {
     private static final System.Logger LOG = System.getLogger("pgfence");
-    private static final long IDLE = 250, FOR_A_CAUSE = 250, FOR_A_RENEWAL = 10_000, POLL = 100;
-    private static final Consumer<LeaseState> TICK = states -> {};
-    static final CountDownLatch NEVER = new CountDownLatch(1);
+
+    // In milliseconds.
+    private static final long SHORTEST_IDLE = 250, POLL_INTERVAL = 100;
+    private static final long CAUSE_TIMEOUT = 250, RENEWAL_TIMEOUT = 10_000;
+    private static final Consumer<LeaseStates> TICK = states -> {};
+
+    /** For an acquire that only an interrupt stops. */
+    static final CountDownLatch NO_STOP = new CountDownLatch(1);
 
     volatile Statements statements = new Statements("");
     volatile Consumer<Fence.Event> onEvent = event -> {};
     private final Callable<Connection> source;
 
-    /** What is said of the source if no connection comes from it. */
+    /** The message of the error if no connection comes from the source. */
     private final String noConnection;
 
-    // The rest is guarded by the lock of this.
-    private final LeaseState states;
-    final long spread = ThreadLocalRandom.current().nextLong(1001);
+    // The fields below are guarded by this object's lock.
+    private final LeaseStates states;
+    final long jitter = ThreadLocalRandom.current().nextLong(1001);
     private final Map<String, Lease> leases = new HashMap<>();
     private final Map<String, Acquire> acquires = new HashMap<>();
-    private final Map<Integer, One> connections = new HashMap<>();
+    private final Map<Integer, HeartbeatConnection> connections = new HashMap<>();
     private final CompletableFuture<Void> closed = new CompletableFuture<>();
     private final Deque<Effect> effects = new ArrayDeque<>();
 
-    /** Events, answers and lines of the log, which are told in their order, without the lock. */
-    private final Deque<Runnable> toTell = new ArrayDeque<>();
+    /** Events, replies and lines of the log, which go out in their order, without the lock. */
+    private final Deque<Runnable> notifications = new ArrayDeque<>();
 
-    private Thread teller;
+    /** The thread that runs a notification; null while none runs. */
+    private Thread notifier;
+
     private boolean isWatching;
-    private long wakeAt = LeaseState.NEVER, lookedAt;
+    private long wakeAt = LeaseStates.NEVER, checkedAt;
     private int lastId;
     private String lastError;
 
     Heartbeat(Callable<Connection> source, String noConnection) {
         this.source = source;
         this.noConnection = noConnection;
-        states = new LeaseState(spread);
+        states = new LeaseStates(jitter);
     }
 
     /** An acquire that is under way. */
     static final class Acquire {
-        /** Of a row the table and the key. */
+        /** The names to acquire; of a row lease, the table and the key. */
         final List<String> names;
 
         final Statements.Table table;
-        final CompletableFuture<Reply> answer = new CompletableFuture<>();
+        final CompletableFuture<Reply> reply = new CompletableFuture<>();
 
-        /** The error of a call, and the role of its connection, if that could be opened. */
+        /** The error of the last call, and the role of its connection, if that could be opened. */
         volatile Throwable cause;
 
         volatile String role;
 
-        /** What it has got. */
+        /** The lease that was acquired. */
         volatile Lease lease;
 
         Acquire(List<String> names, Statements.Table table) {
@@ -77,42 +84,42 @@ final class Heartbeat {
         }
     }
 
-    // The clock, and what comes in
+    // Inputs, and the clock.
 
     /** Gives an input to the states. */
-    void input(Consumer<LeaseState> what) {
-        input(0, what);
+    void input(Consumer<LeaseStates> input) {
+        input(0, input);
     }
 
-    /** The same, if it is about a call. */
-    private void input(int call, Consumer<LeaseState> what) {
-        decide(call, what);
-        tell();
+    /** Gives an input to the states that is about a call: {@code answerTo} is its number. */
+    private void input(int answerTo, Consumer<LeaseStates> input) {
+        decide(answerTo, input);
+        runNotifications();
     }
 
-    private synchronized void decide(int call, Consumer<LeaseState> what) {
-        effects.addAll(states.step(Clock.now(), call, () -> what.accept(states)));
-        // In their order. One that fails has an input of its own, whose effects come after these.
+    private synchronized void decide(int answerTo, Consumer<LeaseStates> input) {
+        effects.addAll(states.step(Clock.now(), answerTo, () -> input.accept(states)));
+        // If an effect fails, that is another input, whose effects come after these.
         for (Effect effect = effects.poll(); effect != null; effect = effects.poll()) {
             carryOut(effect);
         }
         wakeAt = states.wake(Clock.now());
-        if (wakeAt < LeaseState.NEVER) {
+        if (wakeAt < LeaseStates.NEVER) {
             watch();
         }
         notifyAll();
     }
 
-    /** By one thread at a time, so that the order stays. */
-    private void tell() {
+    /** Runs the notifications in one thread at a time, so that they stay in their order. */
+    private void runNotifications() {
         while (true) {
             Runnable next;
             synchronized (this) {
-                next = teller != null ? null : toTell.poll();
+                next = notifier != null ? null : notifications.poll();
                 if (next == null) {
                     return;
                 }
-                teller = Thread.currentThread();
+                notifier = Thread.currentThread();
             }
             try {
                 next.run();
@@ -120,12 +127,15 @@ final class Heartbeat {
                 log(Level.ERROR, "what listens to events has failed", error);
             }
             synchronized (this) {
-                teller = null;
+                notifier = null;
             }
         }
     }
 
-    /** Has a thread watch the time, if there is one; the lock is held. */
+    /**
+     * Starts the thread that watches the time, unless it runs. Returns false if it cannot be
+     * started. The caller has the lock.
+     */
     private boolean watch() {
         isWatching = isWatching || Connections.run(this::watchTheTime);
         return isWatching;
@@ -135,7 +145,7 @@ final class Heartbeat {
         while (true) {
             try {
                 synchronized (this) {
-                    if (wakeAt >= LeaseState.NEVER) {
+                    if (wakeAt >= LeaseStates.NEVER) {
                         isWatching = false;
                         return;
                     }
@@ -146,63 +156,65 @@ final class Heartbeat {
                     }
                 }
                 decide(0, TICK);
-                // What listens, or the log, may block: the time is watched all the same.
-                if (!Connections.run(this::tell)) {
-                    tell();
+                // A listener or the log may block, which must not stop this thread.
+                if (!Connections.run(this::runNotifications)) {
+                    runNotifications();
                 }
-                lookAtIdle();
+                checkIdleConnections();
             } catch (Throwable error) {
                 log(Level.ERROR, "what keeps the leases has died, and begins anew", error);
-                input(LeaseState::died);
+                input(LeaseStates::heartbeatDied);
             }
         }
     }
 
-    /** Nothing else tells that an idle connection has ended. */
-    private synchronized void lookAtIdle() {
-        if (Clock.now() < lookedAt + LeaseState.LOOK_AGAIN / 2) {
+    /** Only a check shows that an idle connection has ended. */
+    private synchronized void checkIdleConnections() {
+        if (Clock.now() < checkedAt + LeaseStates.CHECK_INTERVAL / 2) {
             return;
         }
-        lookedAt = Clock.now();
-        connections.values().forEach(one -> Connections.run(() -> look(one)));
-    }
-
-    private void look(One one) {
-        if (one.hasEnded(0)) {
-            input(
-                    states -> {
-                        connections.remove(one.number);
-                        states.disconnected(one.number);
-                    });
-            one.hangUp();
+        checkedAt = Clock.now();
+        for (HeartbeatConnection connection : connections.values()) {
+            Connections.run(() -> checkConnection(connection));
         }
     }
 
-    // Effects
+    private void checkConnection(HeartbeatConnection connection) {
+        if (connection.hasEnded(0)) {
+            input(
+                    states -> {
+                        connections.remove(connection.number);
+                        states.disconnected(connection.number);
+                    });
+            connection.hangUp();
+        }
+    }
+
+    // Effects.
 
     private void carryOut(Effect effect) {
         if (effect instanceof Call call) {
-            send(call);
+            sendCall(call);
         } else if (effect instanceof Cut cut) {
-            Optional.ofNullable(connections.remove(cut.cut())).ifPresent(One::cut);
-        } else if (effect instanceof HangUp ends) {
-            Optional.ofNullable(connections.remove(ends.hangUp()))
-                    .ifPresent(one -> Connections.run(one::hangUp));
-        } else if (effect instanceof LeaseState.Event event) {
-            event(event);
+            Optional.ofNullable(connections.remove(cut.cut())).ifPresent(HeartbeatConnection::cut);
+        } else if (effect instanceof HangUp hangUp) {
+            Optional.ofNullable(connections.remove(hangUp.hangUp()))
+                    .ifPresent(connection -> Connections.run(connection::hangUp));
+        } else if (effect instanceof LeaseStates.Event event) {
+            carryOutEvent(event);
         } else if (effect instanceof Reply reply) {
             Acquire acquire = acquires.remove(reply.reply);
             if (acquire != null) {
-                toTell.add(() -> acquire.answer.complete(reply));
+                notifications.add(() -> acquire.reply.complete(reply));
             }
         } else if (effect instanceof Log line) {
-            log(line);
+            writeLog(line);
         } else if (effect instanceof Closed) {
             closed.complete(null);
         }
     }
 
-    private void log(Log line) {
+    private void writeLog(Log line) {
         if (line.code() != null) {
             String what =
                     line.key() == null ? "leases are not renewed" : "no lease could be acquired";
@@ -215,64 +227,67 @@ final class Heartbeat {
         warn(count + line.log() + reason);
     }
 
-    /** A line of the log. A handler that throws may not end what keeps the leases. */
+    /** Writes a line to the log. A handler that throws does not end the heartbeat. */
     static void log(Level level, String line, Throwable error) {
         try {
             LOG.log(level, line, error);
         } catch (RuntimeException | Error failed) {
-            // There is no other place to tell it.
+            // The error cannot be reported anywhere else.
         }
     }
 
     private void warn(String line) {
-        toTell.add(() -> log(Level.WARNING, line, null));
+        notifications.add(() -> log(Level.WARNING, line, null));
     }
 
-    private void event(LeaseState.Event event) {
+    private void carryOutEvent(LeaseStates.Event event) {
         Lease lease = leases.get(event.key());
         Fence.Event.Kind kind = Fence.Event.Kind.valueOf(event.event().toUpperCase(Locale.ROOT));
         switch (kind) {
             case ACQUIRED -> {
                 Acquire acquire = acquires.get(event.key());
-                lease = acquire.lease = new Lease(this, states.grant(event.key()), acquire);
+                lease = acquire.lease = new Lease(this, states.lease(event.key()), acquire);
                 leases.put(event.key(), lease);
             }
             case RENEWED -> lease.renewals++;
             case LOST -> {
                 leases.remove(event.key());
-                lease.ends(event.reason(), event.advice());
+                lease.end(event.reason(), event.advice());
                 lease.guards.forEach(Connections::cut);
-                // What is done then may block.
-                if (!Connections.run(lease::tellLoss)) {
-                    toTell.add(lease::tellLoss);
+                // The callbacks of the loss may block, so they get a separate thread if one starts.
+                if (!Connections.run(lease::completeLost)) {
+                    notifications.add(lease::completeLost);
                 }
             }
             default -> {
                 leases.remove(event.key());
-                lease.ends(Reason.RELEASED, null);
+                lease.end(Reason.RELEASED, null);
             }
         }
         Duration remaining = Duration.ofMillis(event.remaining());
-        tells(new Fence.Event(kind, lease.names(), event.token(), remaining, event.reason()));
+        emit(new Fence.Event(kind, lease.names(), event.token(), remaining, event.reason()));
     }
 
-    private synchronized void tells(Fence.Event event) {
-        toTell.add(() -> onEvent.accept(event));
+    private synchronized void emit(Fence.Event event) {
+        notifications.add(() -> onEvent.accept(event));
     }
 
-    /** Of a leader, who does not hold a lease just then. */
+    /** Emits the event of a leader, which holds no lease at that time. */
     void interrupted(String name) {
-        tells(new Fence.Event(Fence.Event.Kind.INTERRUPTED, List.of(name), 0, Duration.ZERO, null));
-        tell();
+        emit(new Fence.Event(Fence.Event.Kind.INTERRUPTED, List.of(name), 0, Duration.ZERO, null));
+        runNotifications();
     }
 
-    // Calls
+    // Calls, each in a separate thread.
 
-    private void send(Call call) {
-        One one = call.open ? new One(call.connection) : connections.get(call.connection);
-        connections.put(call.connection, one);
-        // What confirms a lease is its acquire's as well.
-        Acquire acquire = acquires.getOrDefault(call.asker, new Acquire(call.names, null));
+    private void sendCall(Call call) {
+        HeartbeatConnection connection =
+                call.open
+                        ? new HeartbeatConnection(call.connection)
+                        : connections.get(call.connection);
+        connections.put(call.connection, connection);
+        // The acquire that waits for the call. A renewal that confirms a lease belongs to one, too.
+        Acquire acquire = acquires.getOrDefault(call.requestKey, new Acquire(call.names, null));
         Statements.Statement statement =
                 switch (call.verb) {
                     case "acquire" -> statements.acquire(call);
@@ -280,48 +295,52 @@ final class Heartbeat {
                     case "release" -> statements.release(call);
                     default -> statements.keep(call);
                 };
-        if (!Connections.run(() -> run(call, one, acquire, statement))) {
+        if (!Connections.run(() -> runCall(call, connection, acquire, statement))) {
             acquire.cause = Connections.noThread();
-            Runnable failed = () -> states.failed(call.call, "53000", false);
-            effects.addAll(states.step(Clock.now(), call.call, failed));
+            Runnable failed = () -> states.failed(call.number, "53000", false);
+            effects.addAll(states.step(Clock.now(), call.number, failed));
         }
     }
 
-    /** Sends a call, and gives its answer to the states. */
-    private void run(Call call, One one, Acquire acquire, Statements.Statement statement) {
-        Consumer<LeaseState> then;
-        one.use.lock();
+    /** Executes the statement of a call, and gives the answer or the error to the states. */
+    private void runCall(
+            Call call,
+            HeartbeatConnection connection,
+            Acquire acquire,
+            Statements.Statement statement) {
+        Consumer<LeaseStates> input;
+        connection.use.lock();
         try {
             if (call.open) {
-                one.open(source);
-                input(call.call, states -> states.sent(call.call));
+                connection.open(source);
+                input(call.number, states -> states.sent(call.number));
             }
-            boolean hasEnded = !call.open && one.hasEnded(IDLE);
-            Answer answer = hasEnded ? null : read(call, one.rows(statement));
-            then =
+            boolean hasEnded = !call.open && connection.hasEnded(SHORTEST_IDLE);
+            Answer answer = hasEnded ? null : readAnswer(call, connection.rows(statement));
+            input =
                     states -> {
                         if (hasEnded) {
-                            states.failed(call.call, "unsent", true);
+                            states.failed(call.number, "unsent", true);
                             return;
                         }
-                        // What failed before the grant is no cause of what comes after it.
+                        // An error before the grant is not the cause of a later failure.
                         acquire.cause = answer.number() == null ? acquire.cause : null;
-                        states.answered(call.call, answer);
+                        states.answered(call.number, answer);
                     };
         } catch (Throwable error) {
-            boolean isBroken = one.isBroken();
-            String code = codeOf(error, one.role != null, isBroken);
-            then =
+            boolean isBroken = connection.isBroken();
+            String code = codeOf(error, connection.role != null, isBroken);
+            input =
                     states -> {
                         lastError = code + ": " + error.getMessage();
-                        acquire.role = one.role;
+                        acquire.role = connection.role;
                         acquire.cause = error;
-                        states.failed(call.call, code, isBroken);
+                        states.failed(call.number, code, isBroken);
                     };
         } finally {
-            one.use.unlock();
+            connection.use.unlock();
         }
-        input(call.call, then);
+        input(call.number, input);
     }
 
     private static String codeOf(Throwable error, boolean isOpen, boolean isBroken) {
@@ -335,15 +354,14 @@ final class Heartbeat {
         return !state.isEmpty() ? state : isBroken ? "ended" : "unreadable";
     }
 
-    // What the rows say
+    // The rows of an answer.
 
-    private static Answer read(Call call, List<Object[]> rows) {
+    private static Answer readAnswer(Call call, List<Object[]> rows) {
         return switch (call.verb) {
             case "acquire" -> {
                 Object[] row = rows.get(0);
-                Taken by = new Taken((String) row[1], span(row[2], 0), (String) row[3]);
-                Taken taken = row[0] == null ? by : null;
-                yield new Answer((Long) row[0], taken, null);
+                Taken taken = new Taken((String) row[1], milliseconds(row[2], 0), (String) row[3]);
+                yield new Answer((Long) row[0], row[0] == null ? taken : null, null);
             }
             case "undo" -> new Answer((Long) rows.get(0)[0], null, null);
             default -> {
@@ -360,41 +378,44 @@ final class Heartbeat {
     }
 
     private static Outcome outcome(Object[] row) {
-        return new Outcome((String) row[0], span(row[1], -1), span(row[2], -1), (String) row[3]);
+        long remaining = milliseconds(row[1], -1), againIn = milliseconds(row[2], -1);
+        return new Outcome((String) row[0], remaining, againIn, (String) row[3]);
     }
 
-    /** Milliseconds of seconds, rounded down. */
-    private static long span(Object seconds, long otherwise) {
-        double span = seconds == null ? otherwise : Math.max(0, (Double) seconds * 1000);
-        return (long) Math.min(span, LeaseState.NEVER);
+    /** Converts seconds to milliseconds, rounded down. */
+    private static long milliseconds(Object seconds, long ifNull) {
+        double ms = seconds == null ? ifNull : Math.max(0, (Double) seconds * 1000);
+        return (long) Math.min(ms, LeaseStates.NEVER);
     }
 
-    // What a program asks for
+    // Requests of the program.
 
-    /** Null if it was to stop before. */
-    Lease acquire(List<String> names, Options o, CountDownLatch stop)
+    /** Acquires a lease. Returns null if {@code stop} ends the wait. */
+    Lease acquire(List<String> names, Options options, CountDownLatch stop)
             throws SQLException, InterruptedException {
         Acquire acquire = new Acquire(names, null);
-        return await(acquire, stop, (states, id) -> states.acquire(id, names, o));
+        return awaitReply(acquire, stop, (states, id) -> states.acquire(id, names, options));
     }
 
-    Lease keepRow(Statements.Table table, String row, long token, Options o)
+    Lease keepRow(Statements.Table table, String row, long token, Options options)
             throws SQLException, InterruptedException {
         Acquire acquire = new Acquire(List.of(table.name(), row), table);
-        return await(acquire, NEVER, (states, id) -> states.keepRow(id, row, o, table, token));
+        return awaitReply(
+                acquire, NO_STOP, (states, id) -> states.keepRow(id, row, options, table, token));
     }
 
-    /** Waits for the answer to an acquire. A caller who gives up does not wait for a call. */
-    private Lease await(Acquire acquire, CountDownLatch stop, BiConsumer<LeaseState, String> begin)
+    /** Begins an acquire and waits for its reply. Giving up does not wait for a call. */
+    private Lease awaitReply(
+            Acquire acquire, CountDownLatch stop, BiConsumer<LeaseStates, String> begin)
             throws SQLException, InterruptedException {
         if (Thread.interrupted()) {
             throw new InterruptedException();
         }
         String id;
         synchronized (this) {
-            if (teller == Thread.currentThread()) {
-                // No answer is told before the event is.
-                throw new IllegalStateException("what is told an event may not acquire a lease");
+            if (notifier == Thread.currentThread()) {
+                // The reply to the acquire would wait until this notification has ended.
+                throw new IllegalStateException("a listener of events may not acquire a lease");
             }
             if (!watch()) {
                 throw Connections.noThread();
@@ -403,14 +424,14 @@ final class Heartbeat {
             acquires.put(id, acquire);
             decide(0, states -> begin.accept(states, id));
         }
-        tell();
+        runNotifications();
         Reply reply = null;
         try {
             while (reply == null && stop.getCount() > 0) {
-                reply = within(POLL, acquire.answer);
+                reply = getWithin(POLL_INTERVAL, acquire.reply);
             }
         } finally {
-            // What comes all the same is given back.
+            // If the lease is granted nevertheless, it is released.
             if (reply == null) {
                 input(
                         states -> {
@@ -420,33 +441,35 @@ final class Heartbeat {
             }
         }
         if (reply != null && reply.error != null) {
-            throw thrown(refusal(acquire, reply));
+            throw rethrow(errorOf(acquire, reply));
         }
         return reply == null ? null : acquire.lease;
     }
 
-    /** Null if it has not come by then. */
-    private static <T> T within(long limit, CompletableFuture<T> future)
+    /** Returns null if the future has no result within the limit, in milliseconds. */
+    private static <T> T getWithin(long limit, CompletableFuture<T> future)
             throws InterruptedException {
         try {
             return future.get(limit, TimeUnit.MILLISECONDS);
-        } catch (TimeoutException | ExecutionException waits) {
+        } catch (TimeoutException | ExecutionException noResult) {
             return null;
         }
     }
 
-    /** Waits, for no longer than that, until it is so. */
-    private synchronized void await(long limit, BooleanSupplier isSo) throws InterruptedException {
+    /** Waits until a condition holds, for at most {@code limit} milliseconds. */
+    private synchronized void awaitCondition(long limit, BooleanSupplier holds)
+            throws InterruptedException {
         long until = Clock.now() + limit;
-        for (long left = limit; left > 0 && !isSo.getAsBoolean(); left = until - Clock.now()) {
+        for (long left = limit; left > 0 && !holds.getAsBoolean(); left = until - Clock.now()) {
             wait(left);
         }
     }
 
-    private Throwable refusal(Acquire acquire, Reply reply) throws InterruptedException {
+    private Throwable errorOf(Acquire acquire, Reply reply) throws InterruptedException {
         List<String> names = acquire.names;
-        // If the call was cut a moment ago, its error says where it hung.
-        await(reply.error.startsWith("No") ? FOR_A_CAUSE : 0, () -> acquire.cause != null);
+        // If the call was cut just now, its error, which says where it hung, comes a little later.
+        awaitCondition(
+                reply.error.startsWith("No") ? CAUSE_TIMEOUT : 0, () -> acquire.cause != null);
         Throwable cause = acquire.cause;
         return switch (reply.error) {
             case "LeaseTaken" ->
@@ -460,7 +483,7 @@ final class Heartbeat {
             case "Closed" -> new FenceException("the fence is closed", false, null);
             case "NoConnection" -> noConnection(cause);
             case "NoAnswer" -> {
-                String message = "the server has not answered in time" + said(cause);
+                String message = "the server has not answered in time" + because(cause);
                 yield new NoAnswer(message, reply.inDoubt, cause);
             }
             default -> FenceException.ofCall(cause, acquire.role, null);
@@ -468,27 +491,27 @@ final class Heartbeat {
     }
 
     private Throwable noConnection(Throwable cause) {
-        // The function that opens connections is wrong.
+        // An error of the program's function that opens connections.
         boolean isWrong = cause instanceof Error || cause instanceof IllegalArgumentException;
-        return isWrong ? cause : new NoConnection(noConnection + said(cause), cause);
+        return isWrong ? cause : new NoConnection(noConnection + because(cause), cause);
     }
 
-    private static String said(Throwable cause) {
+    private static String because(Throwable cause) {
         return cause == null ? "" : ": " + cause.getMessage();
     }
 
-    /** Throws what another thread has thrown, with the way to it, and with the way to here. */
-    private static RuntimeException thrown(Throwable error) {
+    /** Throws the error of another thread, with the stack trace of that thread and of this one. */
+    private static RuntimeException rethrow(Throwable error) {
         Stream<StackTraceElement> here = Stream.of(new Throwable().getStackTrace()).skip(1);
         error.setStackTrace(
                 Stream.concat(Stream.of(error.getStackTrace()), here)
                         .toArray(StackTraceElement[]::new));
-        return as(error);
+        return sneakyThrow(error);
     }
 
-    /** Throws what the compiler does not expect here, and does at the caller's. */
+    /** Throws a checked exception without a declaration: the callers' callers declare it. */
     @SuppressWarnings("unchecked")
-    static <E extends Throwable> RuntimeException as(Throwable error) throws E {
+    static <E extends Throwable> RuntimeException sneakyThrow(Throwable error) throws E {
         throw (E) error;
     }
 
@@ -504,17 +527,18 @@ final class Heartbeat {
 
     void release(Lease lease) {
         input(states -> states.release(lease.key));
-        await(lease.ended);
+        awaitEnd(lease.ended);
     }
 
     /**
-     * No interrupt ends this. It is ticked here, too, for there may be no thread to watch the time.
+     * Waits for the end of a lease or of the fence; an interrupt does not end the wait. The wait
+     * ticks, too, as there may be no thread that watches the time.
      */
-    private void await(CompletableFuture<Void> ended) {
+    private void awaitEnd(CompletableFuture<Void> ended) {
         boolean isInterrupted = false;
         while (!ended.isDone()) {
             try {
-                within(LeaseState.LOOK_AGAIN, ended);
+                getWithin(LeaseStates.CHECK_INTERVAL, ended);
                 input(TICK);
             } catch (InterruptedException later) {
                 isInterrupted = true;
@@ -525,37 +549,37 @@ final class Heartbeat {
         }
     }
 
-    /** Has them renewed at once, and waits for that, or for their loss. */
-    void renew(List<Lease> some) {
+    /** Renews leases at once, and waits until each is renewed or lost. */
+    void renew(List<Lease> suspects) {
         Map<Lease, Integer> before = new HashMap<>();
         synchronized (this) {
-            some.forEach(lease -> before.put(lease, lease.renewals));
+            suspects.forEach(lease -> before.put(lease, lease.renewals));
         }
-        input(states -> states.suspect(keys(some)));
-        Predicate<Lease> isTold = one -> one.renewals > before.get(one) || one.reason != null;
+        input(states -> states.suspect(keys(suspects)));
+        Predicate<Lease> isKnown = one -> one.renewals > before.get(one) || one.reason != null;
         try {
-            await(FOR_A_RENEWAL, () -> some.stream().allMatch(isTold));
+            awaitCondition(RENEWAL_TIMEOUT, () -> suspects.stream().allMatch(isKnown));
         } catch (InterruptedException interrupt) {
             Thread.currentThread().interrupt();
         }
     }
 
-    static List<String> keys(List<Lease> some) {
-        return some.stream().map(lease -> lease.key).toList();
+    static List<String> keys(List<Lease> leases) {
+        return leases.stream().map(lease -> lease.key).toList();
     }
 
-    /** From here on a loss cuts the connection, where it hangs, too. */
-    synchronized void enter(List<Lease> some, Connection on) {
-        some.forEach(lease -> lease.guards.add(on));
+    /** From now on a loss of one of the leases cuts the connection, even if a statement hangs. */
+    synchronized void enterGuard(List<Lease> guards, Connection connection) {
+        guards.forEach(lease -> lease.guards.add(connection));
     }
 
-    synchronized void leave(List<Lease> some, Connection on) {
-        some.forEach(lease -> lease.guards.remove(on));
+    synchronized void leaveGuard(List<Lease> guards, Connection connection) {
+        guards.forEach(lease -> lease.guards.remove(connection));
     }
 
-    /** Gives everything back, and ends the waits. */
+    /** Releases all leases, and ends the waits of all acquires. */
     void close() {
-        input(LeaseState::close);
-        await(closed);
+        input(LeaseStates::close);
+        awaitEnd(closed);
     }
 }

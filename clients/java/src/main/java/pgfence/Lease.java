@@ -9,65 +9,67 @@ import java.util.concurrent.CompletableFuture;
 
 /**
  * A lease that is held until it is closed: {@code try (Lease lease = fence.lease(…))}. A heartbeat
- * keeps it.
+ * renews it.
  */
 public final class Lease extends Holding implements AutoCloseable {
     final String key;
 
-    /** The table of a row lease. */
+    /** The table of a row lease; null for any other. */
     final Statements.Table table;
 
     private final CompletableFuture<LeaseLost> lost = new CompletableFuture<>();
 
-    /** It is over: lost, or released. */
+    /** Completes when the lease is lost or released. */
     final CompletableFuture<Void> ended = new CompletableFuture<>();
 
     volatile Reason reason;
     private volatile String advice;
-    // The rest is guarded by the heartbeat's lock.
+
+    // The fields below are guarded by the heartbeat's lock.
     int renewals;
 
-    /** The connections that are in a guard of it, once for each guard. */
+    /** The connections with a transaction that the lease guards, once for each guard. */
     final List<Connection> guards = new ArrayList<>();
 
-    Lease(Heartbeat heartbeat, LeaseState.Grant grant, Heartbeat.Acquire acquire) {
-        super(heartbeat, acquire.names, grant.token, null);
-        key = grant.key;
+    Lease(Heartbeat heartbeat, LeaseStates.LeaseState state, Heartbeat.Acquire acquire) {
+        super(heartbeat, acquire.names, state.token, null);
+        key = state.key;
         table = acquire.table;
     }
 
-    /** Whether it is ours at this moment, by our own clock. */
+    /** Returns true if the lease is held now, by this process's clock. */
     public boolean isHeld() {
         return heartbeat.remaining(this) > 0;
     }
 
-    /** How long it is ours if no renewal comes through any more. */
+    /** Returns how long the lease is held without another renewal; zero if it is not held. */
     public Duration remaining() {
         return Duration.ofMillis(heartbeat.remaining(this));
     }
 
     /**
-     * Throws {@link LeaseLost} once it is ours no more. For long steps, and before each call to the
-     * outside.
+     * Throws {@link LeaseLost} if the lease is not held any more. Call it during long steps, and
+     * before each call to another service.
      */
     public void check() {
-        LeaseState.Reply reply = isHeld() ? null : heartbeat.check(this);
+        LeaseStates.Reply reply = isHeld() ? null : heartbeat.check(this);
         if (reply != null && reply.error != null) {
             throw new LeaseLost(
                     isLost() ? reason : reply.reason, reply.advice, names(), false, null);
         }
     }
 
-    /** Completes at a loss: {@code lease.lost().thenRun(thread::interrupt)}. */
+    /** Completes when the lease is lost: {@code lease.lost().thenRun(thread::interrupt)}. */
     public CompletableFuture<LeaseLost> lost() {
         return lost;
     }
 
     /**
-     * Gives it back. No error if that fails: then it ends at its ttl. A row lease gives its row up,
-     * unless the work has.
+     * Releases the lease. A release that fails is no error: the lease then ends at its ttl. The row
+     * of a row lease is given up, unless the work has done so.
      *
-     * @throws LeaseLost after a loss; beside an exception of the block that is a suppressed one
+     * @throws LeaseLost if the lease was lost; if the block throws an exception, this one is
+     *     suppressed
      */
     @Override
     public void close() {
@@ -85,13 +87,13 @@ public final class Lease extends Holding implements AutoCloseable {
         return new LeaseLost(reason, advice, names(), inDoubt, cause);
     }
 
-    void ends(Reason why, String advice) {
+    void end(Reason reason, String advice) {
         this.advice = advice;
-        reason = why;
+        this.reason = reason;
         ended.complete(null);
     }
 
-    void tellLoss() {
+    void completeLost() {
         lost.complete(loss(false, null));
     }
 }

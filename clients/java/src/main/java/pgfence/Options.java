@@ -7,21 +7,24 @@ import java.util.*;
 import java.util.function.Consumer;
 
 /**
- * How a lease is asked for: by default for 30 s at a time, exclusive, without a wait. Each method
- * returns another one.
+ * The options of an acquire. By default the ttl is 30 s, and the lease is exclusive and acquired
+ * without a wait. Options do not change: each method returns changed ones.
  */
 public final class Options implements Cloneable {
     // In milliseconds.
-    long ttl = 30_000, wait, atMost = LeaseState.NEVER;
+    long ttl = 30_000, wait, atMost = LeaseStates.NEVER;
     String holder, metadata, fence = "fence", deadline = "held_until";
 
-    /** Nobody else has that holder's name. */
-    boolean isOwnHolder;
+    /** True if no other acquire has the same holder. */
+    boolean isHolderUnique;
 
     boolean reclaim, session, shared;
     int slots = 1;
 
-    /** For how long it is held at a time: a heartbeat renews it. At least 100 ms. */
+    /**
+     * Sets the ttl: how long the lease is held after its last renewal. It is at least 100 ms. The
+     * heartbeat renews the lease each third of it.
+     */
     public Options ttl(Duration ttl) {
         if (millis(ttl) < 100) {
             throw new IllegalArgumentException(
@@ -30,7 +33,7 @@ public final class Options implements Cloneable {
         return with(options -> options.ttl = millis(ttl));
     }
 
-    /** For how long to wait if it is taken; an outage is waited for as well. */
+    /** Sets how long to wait for the lease if it is taken, and for the end of an outage. */
     public Options waitUpTo(Duration wait) {
         if (wait.isNegative()) {
             throw new IllegalArgumentException("a wait is not negative: " + wait);
@@ -39,8 +42,8 @@ public final class Options implements Cloneable {
     }
 
     /**
-     * So long after it was acquired the lease is lost, whatever its heartbeat does: for work that
-     * hangs.
+     * Sets how long the lease is held at most: after that time it is lost, whatever its heartbeat
+     * does. It is for work that hangs.
      */
     public Options atMost(Duration atMost) {
         if (millis(atMost) < 1) {
@@ -49,41 +52,41 @@ public final class Options implements Cloneable {
         return with(options -> options.atMost = millis(atMost));
     }
 
-    /** The holder's name, for others to see. Otherwise a text that is unique for the call. */
+    /** Sets the name of the holder, which others see. By default it is unique for each acquire. */
     public Options holder(String holder) {
         return with(options -> options.holder = holder);
     }
 
-    /** Takes the lease over if this {@link #holder} has it already. */
+    /** Takes the lease over if the same {@link #holder} has it already. */
     public Options reclaim() {
         return with(options -> options.reclaim = true);
     }
 
     /**
-     * It ends with the process, too, or with the connection that it has for itself. Not through a
-     * pooler.
+     * Makes a session lease, which has a separate connection and also ends with that connection,
+     * and so with the process. It does not work through a pooler.
      */
     public Options session() {
         return with(options -> options.session = true);
     }
 
-    /** Any number of these live together, none beside an exclusive one. */
+    /** Makes a shared lease: any number of holders share it, but none beside an exclusive one. */
     public Options shared() {
         return with(options -> options.shared = true);
     }
 
-    /** Up to so many live together. */
+    /** Sets the number of holders that can have the lease at the same time. */
     public Options slots(int slots) {
         return with(options -> options.slots = slots);
     }
 
-    /** For others to see: a text that is JSON. */
+    /** Sets the metadata, a JSON text, which others see. */
     public Options metadata(String json) {
         return with(options -> options.metadata = json);
     }
 
     /**
-     * Of {@link Fence#keepRow}: the columns of the token and of the deadline, where those are not
+     * Sets the columns of the token and of the deadline for {@link Fence#keepRow}, if they are not
      * called fence and held_until.
      */
     public Options columns(String fence, String deadline) {
@@ -94,38 +97,38 @@ public final class Options implements Cloneable {
                 });
     }
 
-    /** What is longer than any time that is counted is for ever. */
+    /** Converts a time to milliseconds. A longer time than NEVER counts as NEVER. */
     private static long millis(Duration span) {
-        boolean isEver = span.getSeconds() >= LeaseState.NEVER / 1000;
-        return isEver ? LeaseState.NEVER : span.toMillis();
+        boolean isEndless = span.getSeconds() >= LeaseStates.NEVER / 1000;
+        return isEndless ? LeaseStates.NEVER : span.toMillis();
     }
 
     boolean isShared() {
         return shared || slots > 1;
     }
 
-    /** With a holder, which is unique if none is given. */
-    Options named() {
+    /** Returns options with a holder: a unique one, unless the program has named one. */
+    Options withHolder() {
         if (holder != null || reclaim) {
             return this;
         }
         return with(
                 options -> {
-                    options.holder = unique();
-                    options.isOwnHolder = true;
+                    options.holder = uniqueHolder();
+                    options.isHolderUnique = true;
                 });
     }
 
-    /** The holder that adopts if none is named: all fences of this process are one holder. */
-    static final String PROCESS = unique();
+    /** The default holder of adopted leases: all fences of this process are one holder. */
+    static final String PROCESS_HOLDER = uniqueHolder();
 
-    /** The host is as the system has it: to ask a resolver may take long. */
-    private static String unique() {
+    /** Reads the host's name from the system, as a resolver may be slow. */
+    private static String uniqueHolder() {
         String host = System.getenv().getOrDefault("COMPUTERNAME", "java");
         try {
             host = Files.readString(Path.of("/proc/sys/kernel/hostname")).strip();
         } catch (IOException elsewhere) {
-            // Then it is another system.
+            // Only Linux has this file.
         }
         return host
                 + '/'

@@ -1,23 +1,24 @@
 package pgfence;
 
-import pgfence.LeaseState.Call;
+import pgfence.LeaseStates.Call;
 
 import java.util.*;
 import java.util.regex.*;
 import java.util.stream.*;
 
 /**
- * The statements for the server, by the extension's schema, which is empty if that is on the
- * search_path. Spans of time are texts that are read alike, whatever the role's IntervalStyle.
+ * The statements of the client. The prefix {@code schema} is the extension's schema and a dot, or
+ * empty if that is on the search_path; it replaces each {@code @}. Intervals are sent as texts that
+ * mean the same with each IntervalStyle.
  */
 record Statements(String schema) {
-    /** A statement and its arguments, of which a list is an array. */
+    /** A statement and its arguments. A list is sent as an array. */
     record Statement(String sql, Object... arguments) {}
 
-    /** A table whose rows are leases of their own, as SQL has it; and the names of its columns. */
+    /** A table of row leases, written as in SQL, and the names of its columns. */
     record Table(String name, List<String> key, String fence, String deadline) {}
 
-    /** By whom it is taken, if that can be seen. */
+    /** The holder of a lease that was not granted, if it is visible. */
     private static final String TAKEN =
             """
              AS granted LEFT JOIN LATERAL (
@@ -27,7 +28,7 @@ record Statements(String schema) {
                     AND (i.state IN ('held', 'uncommitted') OR cardinality(i.blocking_pids) > 0)
                 ORDER BY i.remaining DESC NULLS LAST LIMIT 1) AS taken ON true""";
 
-    /** A wait is below the role's timeouts, whatever these are. */
+    /** Acquires one name. The wait is at most half of the role's timeouts, so that none ends it. */
     private static final String ACQUIRE =
             """
             SELECT granted, taken.* FROM @lease_acquire(?, ?, ?::interval,
@@ -40,76 +41,78 @@ record Statements(String schema) {
     private static final String ACQUIRE_ALL =
             "SELECT granted, taken.* FROM @lease_acquire_all(?, ?, ?::interval, ?::jsonb, ?)"
                     + TAKEN;
-    private static final String KEPT =
+    private static final String OUTCOMES =
             """
             SELECT outcome, extract(epoch FROM remaining)::float8,
                 extract(epoch FROM again_in)::float8, code FROM @""";
     private static final String PAIRS = "unnest(?::text[], ?::bigint[]) AS x(name, token)";
 
-    /** How long a release waits for the lock of somebody's open transaction. */
-    private static final String FOR_NO_LONGER = " FROM set_config('lock_timeout', ?, true)";
+    /** Limits how long a release waits for a lock that another transaction holds. */
+    private static final String SET_LOCK_TIMEOUT = " FROM set_config('lock_timeout', ?, true)";
 
     private static final String UNDO =
             "SELECT count(@lease_release(n.name, i.first_token))"
-                    + FOR_NO_LONGER
+                    + SET_LOCK_TIMEOUT
                     + """
                     , unnest(?::text[]) AS n(name), @lease_info(n.name) AS i
                     WHERE i.holder = ? AND i.state = 'held'""";
 
-    /** In the same order everywhere, so that no two transactions wait for each other. */
+    /** Guards the names in one order everywhere, so that transactions do not deadlock. */
     private static final String GUARD =
             "SELECT @lease_guard(x.name, x.token) FROM (SELECT * FROM "
                     + PAIRS
                     + " ORDER BY name COLLATE \"C\") AS x";
 
-    /** Each transaction makes the number known, and whose it is. */
+    /** Adopts the token for its holder in each transaction, and guards it. */
     private static final String GUARD_ADOPTED =
             "SELECT @lease_guard(x.name, (SELECT @lease_adopt(x.name, x.token, ?))) FROM " + PAIRS;
 
-    private static final String OF_TABLE =
+    private static final String TABLE_ARGS =
             "relation => ?::text::regclass, key_columns => ?::name[], fence_column => ?,"
                     + " deadline => ?";
-    private static final String ROWS = OF_TABLE + ", keys => ?::text[]::jsonb[], tokens => ?";
-    private static final String RELEASE_ROWS = "SELECT @lease_release_rows(" + ROWS + ")";
+    private static final String ROW_ARGS = TABLE_ARGS + ", keys => ?::text[]::jsonb[], tokens => ?";
+    private static final String RELEASE_ROWS = "SELECT @lease_release_rows(" + ROW_ARGS + ")";
     private static final Pattern SPECIAL = Pattern.compile("[\"\\\\\\x00-\\x1f]");
 
     static String quoted(String name) {
         return '"' + name.replace("\"", "\"\"") + '"';
     }
 
-    private Statement of(String sql, Object... arguments) {
-        return new Statement(sql.replace("@", schema), arguments);
+    private Statement sql(String text, Object... arguments) {
+        return new Statement(text.replace("@", schema), arguments);
     }
 
-    private Statement of(String sql, Table table, Object... more) {
+    private Statement sql(String text, Table table, Object... more) {
         Stream<?> first = Stream.of(table.name, table.key, table.fence, table.deadline);
-        return of(sql, Stream.concat(first, Stream.of(more)).toArray());
+        return sql(text, Stream.concat(first, Stream.of(more)).toArray());
     }
 
-    private static String span(long milliseconds) {
+    private static String interval(long milliseconds) {
         return milliseconds + " milliseconds";
     }
 
-    /** One try, or a portion of a wait. */
+    /** Tries to acquire a lease, or waits for it for one portion of the wait. */
     Statement acquire(Call call) {
-        Options o = call.grants.get(0).options;
+        Options options = call.leases.get(0).options;
         List<String> names = call.names;
-        String ttl = span(o.ttl), wait = span(call.wait);
+        String ttl = interval(options.ttl), wait = interval(call.wait);
         if (names.size() != 1) {
-            return of(ACQUIRE_ALL, names, call.holder, ttl, o.metadata, o.session, names);
+            return sql(
+                    ACQUIRE_ALL, names, call.holder, ttl, options.metadata, options.session, names);
         }
-        Object[] first = {names.get(0), call.holder, ttl, wait, o.metadata};
-        Object[] then = {o.shared, o.slots, call.reclaim, o.session, names};
-        return of(ACQUIRE, Stream.of(first, then).flatMap(Stream::of).toArray());
+        Object[] first = {names.get(0), call.holder, ttl, wait, options.metadata};
+        Object[] more = {options.shared, options.slots, call.reclaim, options.session, names};
+        return sql(ACQUIRE, Stream.of(first, more).flatMap(Stream::of).toArray());
     }
 
     Statement keep(Call call) {
         if (call.table instanceof Table table) {
-            List<String> ttls = call.grants.stream().map(grant -> span(grant.ttl)).toList();
-            String rows = KEPT + "lease_keep_rows(" + ROWS + ", ttls => ?::text[]::interval[])";
-            return of(rows, table, call.names, call.tokens, ttls);
+            List<String> ttls = call.leases.stream().map(lease -> interval(lease.ttl)).toList();
+            String rows =
+                    OUTCOMES + "lease_keep_rows(" + ROW_ARGS + ", ttls => ?::text[]::interval[])";
+            return sql(rows, table, call.names, call.tokens, ttls);
         }
-        return of(KEPT + "lease_keep(?, ?)", call.names, call.tokens);
+        return sql(OUTCOMES + "lease_keep(?, ?)", call.names, call.tokens);
     }
 
     private static String lockTimeout(Call call) {
@@ -119,49 +122,54 @@ record Statements(String schema) {
     Statement release(Call call) {
         String limit = lockTimeout(call);
         if (call.table instanceof Table table) {
-            return of(RELEASE_ROWS + FOR_NO_LONGER, table, call.names, call.tokens, limit);
+            return sql(RELEASE_ROWS + SET_LOCK_TIMEOUT, table, call.names, call.tokens, limit);
         }
-        String names = "SELECT @lease_release(x.name, x.token)" + FOR_NO_LONGER + ", " + PAIRS;
-        return of(names, limit, call.names, call.tokens);
+        String names = "SELECT @lease_release(x.name, x.token)" + SET_LOCK_TIMEOUT + ", " + PAIRS;
+        return sql(names, limit, call.names, call.tokens);
     }
 
-    /** Releases what a holder has of these names. */
+    /** Releases the names that the holder has. */
     Statement undo(Call call) {
-        return of(UNDO, lockTimeout(call), call.names, call.holder);
+        return sql(UNDO, lockTimeout(call), call.names, call.holder);
     }
 
-    Statement guard(List<? extends Holding> some) {
-        return of(GUARD, names(some), tokens(some));
+    Statement guard(List<? extends Holding> leases) {
+        return sql(GUARD, names(leases), tokens(leases));
     }
 
-    Statement guardAdopted(List<? extends Holding> one) {
-        return of(GUARD_ADOPTED, one.get(0).holder, names(one), tokens(one));
+    /** Guards one adopted lease. */
+    Statement guardAdopted(List<? extends Holding> leases) {
+        return sql(GUARD_ADOPTED, leases.get(0).holder, names(leases), tokens(leases));
     }
 
-    /** The last statement of a transaction: names under which there is nothing to be released. */
-    Statement last(List<? extends Holding> some) {
+    /** Releases leases as the last statement of a transaction. Returns the names that are gone. */
+    Statement releaseGuarded(List<? extends Holding> leases) {
         String gone = " WHERE @lease_release(x.name, x.token) IS NULL";
-        return of("SELECT x.name FROM " + PAIRS + gone, names(some), tokens(some));
+        return sql("SELECT x.name FROM " + PAIRS + gone, names(leases), tokens(leases));
     }
 
-    private static List<String> names(List<? extends Holding> some) {
-        return some.stream().flatMap(one -> one.names().stream()).toList();
+    private static List<String> names(List<? extends Holding> leases) {
+        return leases.stream().flatMap(lease -> lease.names().stream()).toList();
     }
 
-    private static List<Long> tokens(List<? extends Holding> some) {
-        return some.stream().flatMap(one -> one.names().stream().map(name -> one.token())).toList();
+    /** Returns the token of each name. */
+    private static List<Long> tokens(List<? extends Holding> leases) {
+        return leases.stream()
+                .flatMap(lease -> lease.names().stream().map(name -> lease.token()))
+                .toList();
     }
 
-    // Leases in rows, whose names are a table and a row
+    // Row leases, whose names are a table and a row.
 
-    /** The name of a row: a JSON array of the values of its key, each as text. */
-    static String row(Collection<?> key) {
+    /** Returns the name of a row: a JSON array of the values of its key, each as text. */
+    static String rowName(Collection<?> key) {
         return key.stream()
                 .map(Statements::text)
                 .map(value -> SPECIAL.matcher(value).replaceAll(Statements::escaped))
                 .collect(Collectors.joining("\",\"", "[\"", "\"]"));
     }
 
+    /** Returns a value as PostgreSQL writes it: bytes are hexadecimal digits. */
     private static String text(Object value) {
         boolean isBinary = value instanceof byte[];
         return isBinary ? "\\x" + HexFormat.of().formatHex((byte[]) value) : value.toString();
@@ -171,14 +179,14 @@ record Statements(String schema) {
         return "\\\\u%04x".formatted((int) found.group().charAt(0));
     }
 
-    /** Its answer is the token, or NULL. */
+    /** Guards a row lease. Returns the token, or NULL if the lease is gone. */
     Statement guardRow(Lease row) {
-        String guard = "SELECT @lease_guard_row(" + OF_TABLE + ", key => ?::jsonb, token => ?)";
-        return of(guard, row.table, row.names().get(1), row.token());
+        String guard = "SELECT @lease_guard_row(" + TABLE_ARGS + ", key => ?::jsonb, token => ?)";
+        return sql(guard, row.table, row.names().get(1), row.token());
     }
 
-    /** The last write of a transaction, which gives the row up. */
-    Statement lastOfRow(Lease row) {
-        return of(RELEASE_ROWS, row.table, List.of(row.names().get(1)), List.of(row.token()));
+    /** Releases a row lease as the last write of a transaction. */
+    Statement releaseGuardedRow(Lease row) {
+        return sql(RELEASE_ROWS, row.table, List.of(row.names().get(1)), List.of(row.token()));
     }
 }

@@ -10,21 +10,21 @@ import java.util.*;
 import java.util.function.BiConsumer;
 
 /**
- * A transaction under leases. A connection in autocommit gets one of its own. On any other it is
- * the transaction of the code that has ended the autocommit (Spring, Hibernate, another guard),
- * which is guarded from a savepoint on.
+ * A guarded transaction. On a connection in autocommit a transaction begins here. On any other the
+ * code that has turned autocommit off (Spring, Hibernate, another guard) has a transaction, which
+ * is guarded from a savepoint on.
  */
 final class Transaction {
     /**
-     * The token is of this transaction alone: if the work has ended it, and begun another one, that
-     * is not committed.
+     * Commits only the guarded transaction. If the work has ended it and begun another one, the
+     * setting has no token there, and the cast fails.
      */
     private static final String COMMIT = "SELECT current_setting('pg_fence.token')::bigint; COMMIT";
 
-    /** There is no such savepoint any more; or no token, so that the text is no number. */
+    /** The SQLSTATEs of a savepoint that does not exist, and of a setting without a token. */
     private static final String NO_SAVEPOINT = "3B001", NO_TOKEN = "22P02";
 
-    /** How far it has come, and where it stays when something fails. */
+    /** The last stage that has begun. After an error it shows where that happened. */
     private enum Stage {
         BEFORE,
         BEGUN,
@@ -34,72 +34,83 @@ final class Transaction {
     }
 
     private final Heartbeat heartbeat;
-    private final List<? extends Holding> held;
+    private final List<? extends Holding> holdings;
 
-    /** The same; none if it is adopted. */
+    /** The holdings that are not adopted, and the row leases among them. */
     private final List<Lease> leases, rows;
 
-    /** Those of names: an adopted one, too. */
+    /** The holdings that are not row leases. */
     private final List<? extends Holding> named;
 
     private final boolean releases;
     private final Connection connection;
 
-    /** The driver's own, whatever a pool has put around it. */
+    /** The driver's connection, without the wrapper of a pool. */
     private final BaseConnection raw;
 
     private Stage stage;
-    private boolean isInner, isTouching, isStale;
 
-    Transaction(Heartbeat heartbeat, List<? extends Holding> held, boolean releases, Connection on)
+    /** True if the guard is a savepoint in a transaction of the program. */
+    private boolean isInner;
+
+    private boolean hasRowLocks;
+
+    /** True if the server has refused a token. The leases are then renewed at once, as a check. */
+    private boolean isStale;
+
+    Transaction(
+            Heartbeat heartbeat,
+            List<? extends Holding> holdings,
+            boolean releases,
+            Connection connection)
             throws SQLException {
-        if (held.isEmpty()) {
+        if (holdings.isEmpty()) {
             throw new IllegalArgumentException("a guard takes at least one lease");
         }
-        if (held.stream().anyMatch(one -> one.heartbeat != heartbeat)) {
+        if (holdings.stream().anyMatch(one -> one.heartbeat != heartbeat)) {
             throw new IllegalArgumentException("a guard takes leases of its own fence");
         }
-        if (on == null || !on.isWrapperFor(BaseConnection.class)) {
+        if (connection == null || !connection.isWrapperFor(BaseConnection.class)) {
             throw new IllegalArgumentException(
-                    "a guard takes a connection to PostgreSQL, and not " + on);
+                    "a guard takes a connection to PostgreSQL, and not " + connection);
         }
         this.heartbeat = heartbeat;
-        this.held = held;
+        this.holdings = holdings;
         this.releases = releases;
-        leases = held.stream().filter(Lease.class::isInstance).map(Lease.class::cast).toList();
+        leases = holdings.stream().filter(Lease.class::isInstance).map(Lease.class::cast).toList();
         rows = leases.stream().filter(lease -> lease.table != null).toList();
-        named = held.stream().filter(one -> !rows.contains(one)).toList();
-        connection = on;
-        raw = on.unwrap(BaseConnection.class);
+        named = holdings.stream().filter(one -> !rows.contains(one)).toList();
+        this.connection = connection;
+        raw = connection.unwrap(BaseConnection.class);
     }
 
-    <E extends Exception> void around(Holding.Step<E> step) throws E, SQLException {
-        around(
+    <E extends Exception> void run(Holding.Step<E> step) throws E, SQLException {
+        run(
                 () -> {
                     step.run();
                     return null;
                 });
     }
 
-    <T, E extends Exception> T around(Holding.Work<T, E> work) throws E, SQLException {
+    <T, E extends Exception> T run(Holding.Work<T, E> work) throws E, SQLException {
         try {
-            return once(work);
+            return runOnce(work);
         } catch (Refused refused) {
-            boolean isOfBegin = stage == Stage.BEGUN && !isInner && !leases.isEmpty();
-            if (!isOfBegin || !refused.sqlState().equals("PF004")) {
+            boolean isOfGuard = stage == Stage.BEGUN && !isInner && !leases.isEmpty();
+            if (!isOfGuard || !refused.sqlState().equals("PF004")) {
                 throw refused;
             }
-            // After a failover no token speaks until its holder has renewed.
+            // After a failover a token is refused until its holder has renewed the lease.
             heartbeat.renew(leases);
-            return once(work);
+            return runOnce(work);
         }
     }
 
-    private <T, E extends Exception> T once(Holding.Work<T, E> work) throws E, SQLException {
-        String ends = "rolled back";
+    private <T, E extends Exception> T runOnce(Holding.Work<T, E> work) throws E, SQLException {
+        String lastStage = "rolled back";
         stage = Stage.BEFORE;
         isStale = false;
-        heartbeat.enter(leases, raw);
+        heartbeat.enterGuard(leases, raw);
         try {
             check();
             begin();
@@ -107,37 +118,40 @@ final class Transaction {
             stage = Stage.WORK;
             T result = work.run();
             stage = Stage.ENDING;
-            // The heartbeat leaves out what is about to be released.
+            // From now on the heartbeat does not renew the leases, which are about to be released.
             if (releases) {
-                last("begins");
+                reportStage("begins");
             }
-            refuseIfFailed();
+            throwIfFailed();
             release();
             stage = Stage.COMMITTING;
             commit();
-            ends = isInner ? "inner" : "committed";
+            lastStage = isInner ? "inner" : "committed";
             return result;
         } catch (Throwable error) {
-            Throwable told = told(error);
-            if (told instanceof FenceException lost && lost.inDoubt()) {
-                ends = "in doubt";
+            Throwable typed = typed(error);
+            if (typed instanceof FenceException lost && lost.inDoubt()) {
+                lastStage = "in doubt";
             }
             rollBack();
-            throw Heartbeat.as(told);
+            throw Heartbeat.sneakyThrow(typed);
         } finally {
             if (releases && stage.compareTo(Stage.ENDING) >= 0) {
-                last(ends);
+                reportStage(lastStage);
             }
-            touches(false);
-            heartbeat.leave(leases, raw);
-            // The next renewal tells what the server thinks; but the connection is sound.
+            reportRowLocks(false);
+            heartbeat.leaveGuard(leases, raw);
+            // The next renewal shows whether the leases are lost; the connection is not broken.
             if (isStale) {
                 heartbeat.input(states -> states.suspect(Heartbeat.keys(leases)));
             }
         }
     }
 
-    /** The last write of a row whose window is over is checked by the table's trigger. */
+    /**
+     * Throws LeaseLost if a lease is not held. A last write of a row may come after the deadline,
+     * as the table's trigger checks its token.
+     */
     private void check() {
         for (Lease lease : leases) {
             boolean isLate = releases && lease.table != null && lease.reason == Reason.DEADLINE;
@@ -161,39 +175,42 @@ final class Transaction {
         }
         for (Lease row : rows) {
             if (rows(heartbeat.statements.guardRow(row)).get(0)[0] == null) {
-                throw gone(row);
+                throw lossOf(row);
             }
         }
-        touches(true);
+        reportRowLocks(true);
         if (leases.isEmpty()) {
-            rows(heartbeat.statements.guardAdopted(held));
+            rows(heartbeat.statements.guardAdopted(holdings));
         } else if (!named.isEmpty()) {
             rows(heartbeat.statements.guard(named));
         }
     }
 
-    private LeaseLost gone(Holding lost) {
+    private LeaseLost lossOf(Holding lost) {
         isStale = true;
         return new LeaseLost(Reason.GONE, null, lost.names(), false, null);
     }
 
-    /** Tells how far a transaction has come that releases. */
-    private void last(String stage) {
-        heartbeat.input(states -> states.last(Heartbeat.keys(leases), stage));
+    /** Reports the stage of a transaction that releases its leases. */
+    private void reportStage(String stage) {
+        heartbeat.input(states -> states.lastTransaction(Heartbeat.keys(leases), stage));
     }
 
-    /** Nobody else can claim a row while a transaction of ours has written it. */
-    private void touches(boolean begins) {
-        if (isTouching != begins) {
-            isTouching = begins;
-            BiConsumer<LeaseState, String> tells = begins ? LeaseState::touches : LeaseState::ended;
+    /** Reports if this transaction has locked its rows, which nobody else can claim meanwhile. */
+    private void reportRowLocks(boolean areLocked) {
+        if (hasRowLocks != areLocked) {
+            hasRowLocks = areLocked;
+            BiConsumer<LeaseStates, String> input =
+                    areLocked ? LeaseStates::rowLocked : LeaseStates::rowUnlocked;
             heartbeat.input(
-                    states -> Heartbeat.keys(rows).forEach(row -> tells.accept(states, row)));
+                    states -> Heartbeat.keys(rows).forEach(row -> input.accept(states, row)));
         }
     }
 
-    /** The work may have swallowed an error: then the commit would roll back, and say nothing. */
-    private void refuseIfFailed() throws SQLException {
+    /**
+     * Throws if the work has swallowed an error: the commit would then roll back without an error.
+     */
+    private void throwIfFailed() throws SQLException {
         if (raw.isClosed()) {
             throw new SQLException("the connection is closed", "08003");
         }
@@ -213,12 +230,13 @@ final class Transaction {
             return;
         }
         for (Lease row : rows) {
-            rows(heartbeat.statements.lastOfRow(row));
+            rows(heartbeat.statements.releaseGuardedRow(row));
         }
-        List<Object[]> gone = named.isEmpty() ? List.of() : rows(heartbeat.statements.last(named));
-        for (Holding one : named) {
-            if (gone.stream().anyMatch(name -> one.names().contains(name[0]))) {
-                throw gone(one);
+        List<Object[]> gone =
+                named.isEmpty() ? List.of() : rows(heartbeat.statements.releaseGuarded(named));
+        for (Holding holding : named) {
+            if (gone.stream().anyMatch(name -> holding.names().contains(name[0]))) {
+                throw lossOf(holding);
             }
         }
     }
@@ -232,7 +250,7 @@ final class Transaction {
         }
     }
 
-    /** A connection on which that fails ends. The error that led here is the one to tell. */
+    /** Rolls back, or cuts the connection if that fails. The caller throws the first error. */
     private void rollBack() {
         try {
             if (stage == Stage.BEFORE || raw.isClosed()) {
@@ -242,7 +260,7 @@ final class Transaction {
                 connection.rollback();
                 connection.setAutoCommit(true);
             } else if (raw.getTransactionState() != TransactionState.IDLE) {
-                // Not in one text, before which the driver may send a savepoint of its own.
+                // These are two calls, as the driver may send a savepoint before a text of two.
                 execute("ROLLBACK TO SAVEPOINT pg_fence");
                 execute("RELEASE SAVEPOINT pg_fence");
             }
@@ -262,14 +280,15 @@ final class Transaction {
     }
 
     /**
-     * The typed error, if it is one. A connection that was cut because of a loss tells the loss.
+     * Returns the client's error for an error of the driver, if there is one. If a loss has cut the
+     * connection, it is LeaseLost.
      */
-    private Throwable told(Throwable error) throws SQLException {
+    private Throwable typed(Throwable error) throws SQLException {
         String state = FenceException.stateOf(error);
         if (error instanceof FenceException || error instanceof Error) {
             return error;
         }
-        if (FenceException.isEnd(error) && raw.isClosed()) {
+        if (FenceException.isSessionEnd(error) && raw.isClosed()) {
             // The server may have ended an idle transaction before it read the commit.
             boolean inDoubt = stage == Stage.COMMITTING && !state.matches("25P0[34]");
             String lost = "the session ended under the transaction: " + error.getMessage();
@@ -281,7 +300,7 @@ final class Transaction {
         }
         isStale = state.matches("PF00[14]");
         boolean isOfCommit = stage == Stage.COMMITTING;
-        // A commit that fails has ended the transaction: the token was there before.
+        // The token is checked while the transaction is open; a commit that fails has ended it.
         boolean hasNoToken =
                 isOfCommit
                         && state.equals(NO_TOKEN)
@@ -292,11 +311,11 @@ final class Transaction {
                             + " guarded";
             return new TransactionLost(ended, true, error);
         }
-        // What a commit refuses is the work's, as a deferred constraint is.
+        // An error of the commit, as of a deferred constraint, is an error of the work.
         if (isOfCommit || stage == Stage.WORK) {
             return FenceException.ofWork(error);
         }
-        Throwable told =
+        Throwable typed =
                 FenceException.ofCall(
                         error,
                         raw.getMetaData().getUserName(),
@@ -304,8 +323,8 @@ final class Transaction {
         // NULL from lease_adopt: an older number is guarded. PF004 from it: another holder has
         // adopted this number.
         boolean isTaken = stage == Stage.BEGUN && leases.isEmpty() && state.matches("22004|PF004");
-        return isTaken && told instanceof Refused refused
-                ? new LeaseTaken(held.get(0).names(), refused.holder(), 0, null, error)
-                : told;
+        return isTaken && typed instanceof Refused refused
+                ? new LeaseTaken(holdings.get(0).names(), refused.holder(), 0, null, error)
+                : typed;
     }
 }
