@@ -1,11 +1,11 @@
-//! For programs that are not asynchronous: the same verbs, and what waits for them.
+//! For programs that are not asynchronous: a fence with a runtime, which waits for the same verbs.
 
 use crate::Error;
 use std::ops::Deref;
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::block_in_place;
 
-/// A [`crate::Fence`], to which it dereferences, and a runtime on which its verbs are waited for.
+/// A [`crate::Fence`], to which it dereferences, and a runtime that runs the verbs.
 #[derive(Debug)]
 pub struct Fence {
     fence: crate::Fence,
@@ -13,20 +13,21 @@ pub struct Fence {
 }
 
 impl Fence {
-    /// As [`crate::Fence::new`].
+    /// A fence by a connection string or URL, as [`crate::Fence::new`].
     pub fn new(url: &str) -> Result<Fence, Error> {
         Fence::of(crate::Fence::new(url)?)
     }
 
-    /// Of one that was made in another way.
+    /// Adds a runtime to a fence that was made in another way.
     pub fn of(fence: crate::Fence) -> Result<Fence, Error> {
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build();
         Ok(Fence { fence, runtime: runtime.map_err(Error::other)? })
     }
 
-    /// The result of a verb, or of a statement of a connection that was opened by this, too.
+    /// Waits for a verb, or for a statement on a connection that this function has opened, and
+    /// returns its result.
     pub fn wait<T>(&self, verb: impl Future<Output = T>) -> T {
-        // The work of `lead` waits within a wait.
+        // `block_in_place` allows a wait within a wait, as in the work of `lead`.
         block_in_place(|| self.runtime.block_on(verb))
     }
 }

@@ -1,28 +1,29 @@
-//! The clock, and waits by it. A moment is the time since some other one.
+//! The clock, and waits by it. A moment is the time since an unknown start.
 
 use nix::time::{ClockId, clock_gettime};
 use std::future::Future;
 use std::time::Duration;
 
-/// Nobody can set this clock, and it goes on while the machine sleeps if there is such a clock.
+/// A monotonic clock. It goes on while the machine sleeps, if the system has such a clock.
 #[cfg(any(target_os = "linux", target_os = "android", target_os = "fuchsia"))]
 const CLOCK: ClockId = ClockId::CLOCK_BOOTTIME;
 #[cfg(not(any(target_os = "linux", target_os = "android", target_os = "fuchsia")))]
 const CLOCK: ClockId = ClockId::CLOCK_MONOTONIC;
 
-/// Tokio's timers stand still while the machine sleeps, so each wait looks at the clock again.
-const LOOK_AGAIN: Duration = Duration::from_secs(1);
+/// Tokio's timers stand still while the machine sleeps, so each wait reads the clock again after
+/// this time.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 pub fn now() -> Duration {
     clock_gettime(CLOCK).expect("the system has this clock").into()
 }
 
-/// The moment after that span.
+/// Returns the moment that is `span` from now.
 pub fn after(span: Duration) -> Duration {
     now().saturating_add(span)
 }
 
-/// How long it is until then; nothing if it has passed.
+/// Returns the time until the moment, or zero if the moment has passed.
 pub fn left(moment: Duration) -> Duration {
     moment.saturating_sub(now())
 }
@@ -30,11 +31,11 @@ pub fn left(moment: Duration) -> Duration {
 pub async fn sleep(span: Duration) {
     let until = after(span);
     while now() < until {
-        tokio::time::sleep(left(until).min(LOOK_AGAIN)).await;
+        tokio::time::sleep(left(until).min(CHECK_INTERVAL)).await;
     }
 }
 
-/// The result of `work`, or nothing if it takes longer than that.
+/// Returns the result of `work`, or None if it takes longer than `limit`.
 pub async fn within<T>(limit: Duration, work: impl Future<Output = T>) -> Option<T> {
     tokio::select! {
         biased;

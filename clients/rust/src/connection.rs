@@ -1,5 +1,5 @@
-//! Connections that can be cut, whatever hangs on them, and how they are opened: each server, and
-//! each of its addresses, has a time of its own.
+//! Connections that can be cut, whatever hangs on them, and how they are opened: the time is
+//! divided among the servers and their addresses.
 
 use crate::clock;
 use crate::errors::{Error, innermost, refused_by_driver};
@@ -18,15 +18,15 @@ use tokio_postgres::tls::{MakeTlsConnect, TlsConnect};
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Client, Config, Connection, Row, Socket};
 
-/// How long a connection that is not needed any more may take to say goodbye.
-const GOODBYE: Duration = Duration::from_secs(1);
+/// How long a connection may take to close.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 pub(crate) type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
-/// Opens a connection, within so long.
+/// Opens a connection within the given time.
 pub(crate) type Opener = Arc<dyn Fn(Duration) -> BoxFuture<Result<Connected, Error>> + Send + Sync>;
 
-/// Whatever encrypts connections, `NoTls` for nothing.
+/// The encryption of connections: any TLS of tokio-postgres, or `NoTls` for none.
 pub trait Tls:
     MakeTlsConnect<
         Socket,
@@ -49,19 +49,19 @@ where
 /// A tokio-postgres [`Client`], to which it dereferences, together with the task that drives its
 /// connection.
 ///
-/// A lease that is lost can break it off, so that nothing hangs on it any more. The task ends soon
-/// after this is dropped, also where the server does not answer.
+/// The loss of a lease can cut the connection, so that nothing hangs on it any more. The task ends
+/// soon after this is dropped, also if the server does not answer.
 pub struct Connected {
     client: Client,
     pub(crate) task: JoinHandle<()>,
     /// The role that has logged in.
     pub(crate) role: String,
-    /// Dropped with it, which the task sees.
+    /// Its drop tells the task to close the connection.
     _in_use: oneshot::Sender<()>,
 }
 
 impl Connected {
-    /// Drives `connection` in a task of its own.
+    /// Drives `connection` in a new task.
     pub fn new<S, T>(client: Client, connection: Connection<S, T>) -> Connected
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -73,17 +73,17 @@ impl Connected {
             let mut connection = pin!(connection);
             tokio::select! {
                 _ = &mut connection => {}
-                _ = dropped => drop(clock::within(GOODBYE, connection).await),
+                _ = dropped => drop(clock::within(CLOSE_TIMEOUT, connection).await),
             }
         });
         Connected { client, task, role, _in_use: in_use }
     }
 
-    /// Closes it, and waits for that.
+    /// Closes the connection, and waits for its end.
     pub async fn close(self) {
         let Connected { client, task, _in_use, .. } = self;
         drop((client, _in_use));
-        // It is bounded by itself; and whether it was broken off is of no interest any more.
+        // The task limits its own time. An error means that the connection was cut before.
         let _ = task.await;
     }
 
@@ -97,7 +97,7 @@ impl Connected {
         self.query_typed(sql, &values).await
     }
 
-    /// True if the session has ended, as far as can be seen.
+    /// True if the session has ended, as far as the client has noticed.
     pub(crate) fn has_ended(&self) -> bool {
         self.is_closed() || self.task.is_finished()
     }
@@ -117,34 +117,38 @@ impl DerefMut for Connected {
     }
 }
 
-const USUAL_PORT: u16 = 5432;
+const DEFAULT_PORT: u16 = 5432;
 
-/// Opens a connection, and drives it in a task of its own.
+/// Opens a connection, and drives it in a new task.
 pub async fn connect(url: &str, tls: impl Tls) -> Result<Connected, Error> {
     open(&[url.parse()?], tls, Duration::MAX).await
 }
 
-/// The first of these servers that takes us, within `limit`. `connect_timeout` bounds all that is
-/// said with one address, until it has let us in; and of the limit each of them gets its part, so
-/// that one that is silent leaves time for the next.
+/// Connects to the first of these servers that accepts, within `limit`. The limit is divided among
+/// the addresses of the servers, so that one that is silent leaves time for the next.
+/// `connect_timeout` limits the whole handshake with one address.
 pub async fn open(configs: &[Config], tls: impl Tls, limit: Duration) -> Result<Connected, Error> {
     let until = clock::after(limit);
-    let (hosts, mut all) = (configs.iter().flat_map(hosts).collect::<Vec<_>>(), Vec::new());
+    let hosts: Vec<_> = configs.iter().flat_map(each_host).collect();
+    let mut servers = Vec::new();
     for (left, host) in (1..=hosts.len() as u32).rev().zip(hosts) {
-        let found = clock::within(clock::left(until) / left, addresses(&host)).await.flatten();
-        // A name that is not found is left to the driver, which says so.
-        all.extend(found.unwrap_or_else(|| vec![host]));
+        let part = clock::left(until) / left;
+        let found = clock::within(part, each_address(&host)).await.flatten();
+        // A name that is not found is left to the driver, whose error says so.
+        servers.extend(found.unwrap_or_else(|| vec![host]));
     }
-    if configs.iter().any(|one| one.get_load_balance_hosts() == LoadBalanceHosts::Random) {
+    let is_random = |config: &Config| config.get_load_balance_hosts() == LoadBalanceHosts::Random;
+    if configs.iter().any(is_random) {
         let random = RandomState::new();
-        all.sort_by_cached_key(|one| random.hash_one(place(one)));
+        servers.sort_by_cached_key(|server| random.hash_one(description(server)));
     }
-    let (mut tried, mut state) = (Vec::new(), Some(String::new()));
-    for (left, config) in (1..=all.len() as u32).rev().zip(&all) {
+    // The last SQLSTATE, if all servers so far have refused: if one has failed in another way,
+    // another try may succeed.
+    let (mut errors, mut state) = (Vec::new(), Some(String::new()));
+    for (left, config) in (1..=servers.len() as u32).rev().zip(&servers) {
         let part = clock::left(until) / left;
         let limit = config.get_connect_timeout().map_or(part, |limit| part.min(*limit));
-        // Where one of them was not refused by a server, trying again may help.
-        let said = match clock::within(limit, config.connect(tls.clone())).await {
+        let error = match clock::within(limit, config.connect(tls.clone())).await {
             Some(Ok((client, connection))) => return Ok(Connected::new(client, connection)),
             Some(Err(error)) => {
                 let code = error.code().map(|code| code.code().to_owned());
@@ -156,43 +160,46 @@ pub async fn open(configs: &[Config], tls: impl Tls, limit: Duration) -> Result<
                 "no answer in time".to_owned()
             }
         };
-        tried.push(format!("{}: {said}", place(config)));
+        errors.push(format!("{}: {error}", description(config)));
     }
-    Err(Error::NoConnection(tried.join("; "), state.filter(|state| !state.is_empty())))
+    Err(Error::NoConnection(errors.join("; "), state.filter(|state| !state.is_empty())))
 }
 
-/// A config for each host that it names. If it names none, the driver says so.
-fn hosts(config: &Config) -> Vec<Config> {
+/// Returns a config for each host of a config. A config that names no host is left to the driver,
+/// whose error says so.
+fn each_host(config: &Config) -> Vec<Config> {
     let (hosts, addresses) = (config.get_hosts(), config.get_hostaddrs());
-    let host = |at| {
-        let (mut one, ports) = (without_places(config), config.get_ports());
-        let port = ports.get(at).or(ports.first()).copied().unwrap_or(USUAL_PORT);
-        match (one.port(port), hosts.get(at)) {
-            (one, Some(Host::Tcp(host))) => one.host(host),
-            (one, Some(Host::Unix(path))) => one.host_path(path),
-            (one, None) => one,
+    let host = |index| {
+        let (mut server, ports) = (without_servers(config), config.get_ports());
+        let port = ports.get(index).or(ports.first()).copied().unwrap_or(DEFAULT_PORT);
+        match (server.port(port), hosts.get(index)) {
+            (server, Some(Host::Tcp(host))) => server.host(host),
+            (server, Some(Host::Unix(path))) => server.host_path(path),
+            (server, None) => server,
         };
-        addresses.get(at).map(|address| one.hostaddr(*address));
-        one
+        addresses.get(index).map(|address| server.hostaddr(*address));
+        server
     };
     (0..hosts.len().max(addresses.len()).max(1)).map(host).collect()
 }
 
-/// A config for each address of its host. None: it is not to be looked for, or is not found.
-async fn addresses(host: &Config) -> Option<Vec<Config>> {
+/// Returns a config for each address of a host. Returns None if the host needs no lookup, or its
+/// name is not found.
+async fn each_address(host: &Config) -> Option<Vec<Config>> {
     let (None, [Host::Tcp(name)]) = (host.get_hostaddrs().first(), host.get_hosts()) else {
         return None;
     };
     let found = lookup_host((name.as_str(), port(host))).await.ok()?;
-    Some(found.map(|at| host.clone().hostaddr(at.ip()).clone()).collect())
+    Some(found.map(|address| host.clone().hostaddr(address.ip()).clone()).collect())
 }
 
+/// Returns the port of a config that has one host.
 fn port(config: &Config) -> u16 {
-    config.get_ports().first().copied().unwrap_or(USUAL_PORT)
+    config.get_ports().first().copied().unwrap_or(DEFAULT_PORT)
 }
 
-/// The driver has no other way to leave them out.
-fn without_places(config: &Config) -> Config {
+/// Copies a config without its servers. The driver has no other way to remove them.
+fn without_servers(config: &Config) -> Config {
     let mut bare = Config::new();
     config.get_user().map(|user| bare.user(user));
     config.get_password().map(|password| bare.password(password));
@@ -210,12 +217,12 @@ fn without_places(config: &Config) -> Config {
     bare
 }
 
-/// As it is said to people.
-fn place(config: &Config) -> String {
+/// Describes a server in an error.
+fn description(config: &Config) -> String {
     let port = port(config);
     let user = config.get_user().unwrap_or_default();
     let address = config.get_hostaddrs().first().map(ToString::to_string);
-    let at = match (config.get_hosts().first(), address) {
+    let server = match (config.get_hosts().first(), address) {
         (Some(Host::Unix(path)), _) => format!("socket \"{}/.s.PGSQL.{port}\"", path.display()),
         (Some(Host::Tcp(host)), Some(address)) if *host != address => {
             format!("\"{host}\" ({address}), port {port},")
@@ -224,7 +231,7 @@ fn place(config: &Config) -> String {
         (None, Some(address)) => format!("\"{address}\", port {port},"),
         (None, None) => "no host,".to_owned(),
     };
-    format!("{at} as user \"{user}\"")
+    format!("{server} as user \"{user}\"")
 }
 
 #[cfg(test)]

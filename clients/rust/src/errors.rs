@@ -1,6 +1,6 @@
-//! Refusals and losses, as types, and how to find them in an error of a driver or a pool.
+//! The errors of the client as types, and how to find them in an error of a driver or a pool.
 
-use crate::lease_state::{Ask, Denial, is_in, passes};
+use crate::lease_state::{Denial, Options, is_one_of, is_transient};
 use crate::statements::span;
 use serde_json::{Map, Value};
 use std::error::Error as StdError;
@@ -9,51 +9,55 @@ use std::iter::successors;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Everything that pg_fence and its client refuse or tell, and what else goes wrong.
+/// An error of pg_fence, its client, or the driver.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 #[allow(missing_docs)]
 pub enum Error {
-    /// Somebody else has the lease, and kept it for as long as we waited: its holder, how long it
-    /// lasts at the most, and what ends it, if that can be seen.
+    /// Another holder has the lease, and kept it until the wait was over. `remaining` is the
+    /// longest time until its ttl is over unless it is renewed, and `waits_for` is what ends it.
+    /// Each of these is None if it is not known.
     LeaseTaken {
         names: Vec<String>,
         holder: Option<String>,
         remaining: Option<Duration>,
         waits_for: Option<WaitsFor>,
     },
-    /// The lease is ours no more: stop, and report no failure of the work. Somebody else may have
-    /// it by now. `other_role`: the lease belongs to the role that acquired it. `in_doubt`: a
-    /// commit was on its way, which may have landed; the server has checked it.
+    /// The lease is not held any more, and another holder may have it by now: stop, and report no
+    /// failure of the work. `other_role`: the lease belongs to the role that acquired it.
+    /// `in_doubt`: a commit was sent, and may have succeeded, in which case the server has checked
+    /// the lease.
     LeaseLost { names: Vec<String>, reason: Reason, other_role: bool, in_doubt: bool },
     /// The server refused a write, a guard or a call.
     Refused(Refused),
-    /// The session ended under the transaction, or a statement of it failed unseen, or the work
-    /// ended it by itself. Nothing of it has landed, unless `in_doubt`: it was the commit that
-    /// failed, or the work has committed by itself. The lease may be held still.
+    /// The transaction's session has ended, or the work has ignored an error of a statement, or has
+    /// ended the transaction itself. Nothing is committed, unless `in_doubt`: the commit has
+    /// failed, or the work may have committed itself. The lease may still be held.
     TransactionLost { message: String, sqlstate: Option<String>, in_doubt: bool },
-    /// pg_fence is not created in this database, or not in a schema of the search path: the
-    /// server's words.
+    /// pg_fence is not created in this database, or not in a schema of the search path. The text is
+    /// the server's message.
     NotInstalled(String),
-    /// The role may not use the lease (42501): the server's words.
+    /// The role may not use the lease (42501). `message` is the server's.
     NotGranted { role: String, message: String },
-    /// No server could be connected to in time, and nothing was sent: which ones, and what came of
-    /// each try. The SQLSTATE is there if each of them was refused: by a server, or by the driver,
-    /// which has no code for a password that is missing (28P01), or for a host or TLS (28000).
+    /// No connection could be opened in time, and nothing was sent. The text names the servers with
+    /// the error of each. The SQLSTATE is there if each attempt was refused, by a server or by the
+    /// driver. The driver refuses with 28P01 (a password is missing) or 28000 (a host is missing, or
+    /// TLS fails).
     NoConnection(String, Option<String>),
-    /// The server has not answered in time. `in_doubt`: a grant may be there. It is released in the
-    /// background unless the caller has named the holder, and ends at its ttl at the latest.
+    /// The server has not answered in time. `in_doubt`: the server may have granted the lease. Such
+    /// a grant is released in the background, unless the program has named the holder, and ends at
+    /// its ttl at the latest.
     NoAnswer { message: String, sqlstate: Option<String>, in_doubt: bool },
     /// The fence is closed.
     Closed,
-    /// The request makes no sense.
+    /// The request is not valid.
     Invalid(&'static str),
-    /// An error of the driver, of what opens connections, or of the system.
+    /// An error of the driver, of the function that opens connections, or of the system.
     Other(Arc<dyn StdError + Send + Sync>),
 }
 
-/// The server's refusal. `detail` is its DETAIL: `presented`, `stored`, `lease`, `holder`,
-/// `expires_at`, `relation`, `key`.
+/// An error of the server. `detail` are the fields of its DETAIL: `presented`, `stored`, `lease`,
+/// `holder`, `expires_at`, `relation`, `key`.
 #[derive(Debug, Clone)]
 #[allow(missing_docs)]
 pub struct Refused {
@@ -63,38 +67,38 @@ pub struct Refused {
     pub detail: Map<String, Value>,
 }
 
-/// Why a lease is over.
+/// Why a lease is not held any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Reason {
-    /// It could not be renewed in time.
+    /// The lease could not be renewed in time.
     Deadline,
-    /// The server says so: it was taken over, revoked, or expired.
+    /// The server says that the lease was taken over or revoked, or has expired.
     Gone,
-    /// The server will never renew it for us.
+    /// The server refuses to renew the lease for this client, and always will.
     Refused,
-    /// The session that it was bound to has ended.
+    /// The session of a session lease has ended.
     Session,
-    /// The thread that kept it has died.
+    /// The thread of the heartbeat has died.
     Heartbeat,
-    /// It was to be held no longer.
+    /// The time that `at_most` gave is over.
     AtMost,
-    /// Its holder gave it back.
+    /// The program has released the lease.
     Released,
 }
 
-/// What ends a lease that is taken.
+/// What ends a lease that another holder has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WaitsFor {
-    /// Its ttl, unless its holder renews it.
+    /// The end of its ttl, unless its holder renews it.
     Ttl,
-    /// The commit of its acquire.
+    /// The commit of the transaction that acquires it.
     Commit,
-    /// The end of a transaction that guards it: its ttl is over.
+    /// The end of a transaction that guards it: its ttl is over already.
     Guard,
 }
 
-/// The name of the reason in all clients.
+/// Writes the name that the reason has in all clients.
 impl Display for Reason {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         match self {
@@ -105,19 +109,19 @@ impl Display for Reason {
 }
 
 impl Error {
-    /// An error that is none of those.
+    /// Wraps any other error.
     pub fn other(error: impl Into<Box<dyn StdError + Send + Sync>>) -> Error {
         Error::Other(error.into().into())
     }
 
-    /// The server's SQLSTATE, however deep it is.
+    /// Returns the server's SQLSTATE, also if its error is a cause of this one.
     pub fn sqlstate(&self) -> Option<String> {
         match self {
             Error::Refused(refused) => Some(refused.sqlstate.clone()),
             Error::NoConnection(_, sqlstate)
             | Error::NoAnswer { sqlstate, .. }
             | Error::TransactionLost { sqlstate, .. } => sqlstate.clone(),
-            _ => told_in(self).map(|told| told.sqlstate),
+            _ => server_error(self).map(|error| error.sqlstate),
         }
     }
 
@@ -125,58 +129,60 @@ impl Error {
         self.sqlstate().as_deref() == Some(state)
     }
 
-    /// The code of a failed opening: the SQLSTATE; `connect`, if another try may open it; or
-    /// `misconfigured`: what opens connections has failed by itself.
-    pub(crate) fn code_of_opening(&self) -> String {
+    /// Returns the code of a failed opening: the SQLSTATE; `connect`, if another try may open the
+    /// connection; or `misconfigured`, if the program's function has failed by itself.
+    pub(crate) fn opening_code(&self) -> String {
         let code = self.sqlstate().or_else(|| chain(self).find_map(refused_by_driver));
         code.unwrap_or_else(|| if self.is_own() { "misconfigured" } else { "connect" }.to_owned())
     }
 
-    /// True if it is no error of a server, a driver or the network.
+    /// True if this is not an error of a server, a driver or the network.
     fn is_own(&self) -> bool {
-        let is_known = |one: &(dyn StdError + 'static)| {
-            let said = one.to_string();
+        let is_known = |error: &(dyn StdError + 'static)| {
+            let message = error.to_string();
             let is_late =
-                ["timed out", "timeout", "elapsed"].iter().any(|late| said.contains(late));
-            one.is::<tokio_postgres::Error>() || one.is::<std::io::Error>() || is_late
+                ["timed out", "timeout", "elapsed"].iter().any(|word| message.contains(word));
+            error.is::<tokio_postgres::Error>() || error.is::<std::io::Error>() || is_late
         };
         matches!(self, Error::Other(_)) && !chain(self).any(is_known)
     }
 
-    /// The meaning of an error of one of our own statements, which that role has sent, and which may
-    /// be of a table of work.
+    /// Returns the type of an error of the client's own statements. `role` has sent the statement,
+    /// and `table` is the table of a row lease.
     pub(crate) fn of_call(self, role: &str, table: Option<&str>) -> Error {
-        let Some(told) = told_in(&self) else { return self };
+        let Some(refused) = server_error(&self) else { return self };
         let role = if role.is_empty() { "…" } else { role }.to_owned();
-        match (&*told.sqlstate, table) {
-            ("42883", _) | ("3F000", None) => Error::NotInstalled(told.message),
-            ("42501", None) => Error::NotGranted { role, message: told.message },
+        match (&*refused.sqlstate, table) {
+            ("42883", _) | ("3F000", None) => Error::NotInstalled(refused.message),
+            ("42501", None) => Error::NotGranted { role, message: refused.message },
             ("42501", Some(table)) => {
-                let message = format!("rows of {table} {NEED_RIGHTS}: {}", told.message);
+                let message = format!("rows of {table} {NEED_RIGHTS}: {}", refused.message);
                 Error::NotGranted { role, message }
             }
             ("55P03", _) => self,
-            (state, _) if is_in(&["PF", "22", "55", "0A", "53"], state) => Error::Refused(told),
+            (state, _) if is_one_of(&["PF", "22", "55", "0A", "53"], state) => {
+                Error::Refused(refused)
+            }
             _ => self,
         }
     }
 
-    /// A lease that was lost, or given back.
+    /// The error of a lease that was lost or released.
     pub(crate) fn lost(names: &[String], reason: Reason, other_role: bool) -> Error {
         Error::LeaseLost { names: names.to_vec(), reason, other_role, in_doubt: false }
     }
 
-    /// Why an acquire has no lease. The cause is the error of its last call.
+    /// The error of an acquire that got no lease. `cause` is the error of its last call.
     pub(crate) fn of_denial(
         denial: Denial,
-        (ask, cause): (&Ask, Option<Error>),
+        (options, cause): (&Options, Option<Error>),
         (sqlstate, in_doubt): (Option<String>, bool),
     ) -> Error {
-        let message = |usual: &str| match &cause {
-            Some(cause) => format!("{usual}: {cause}"),
-            None => usual.to_owned(),
+        let message = |summary: &str| match &cause {
+            Some(cause) => format!("{summary}: {cause}"),
+            None => summary.to_owned(),
         };
-        let names = ask.told();
+        let names = options.display_names();
         match denial {
             Denial::LeaseTaken { holder, remaining, waits_for } => Error::LeaseTaken {
                 names,
@@ -186,14 +192,14 @@ impl Error {
             },
             Denial::LeaseLost { reason, is_other_role } => {
                 match cause.filter(|_| reason == Reason::Refused) {
-                    Some(cause) if ask.table.is_some() => cause,
+                    Some(cause) if options.table.is_some() => cause,
                     _ => Error::lost(&names, reason, is_other_role),
                 }
             }
             Denial::Closed => Error::Closed,
             Denial::GivenUp => Error::Invalid("nobody waits for the lease any more"),
             Denial::NoConnection => match cause {
-                Some(told @ Error::NoConnection(..)) => told,
+                Some(error @ Error::NoConnection(..)) => error,
                 Some(own) if own.is_own() => own,
                 _ => Error::NoConnection(message("no connection to the server"), sqlstate),
             },
@@ -206,21 +212,22 @@ impl Error {
         }
     }
 
-    /// What a leader goes on after, as the specification names it, or `own`.
+    /// Returns the specification's name of an error after which a leader may go on, or `own` for an
+    /// error of the work's own.
     pub(crate) fn cause(error: &(dyn StdError + 'static), is_of_acquire: bool) -> &'static str {
-        let told = classify(error);
-        let told = told.as_ref().or_else(|| error.downcast_ref::<Error>());
-        let state = told.and_then(Error::sqlstate).or_else(|| Some(told_in(error)?.sqlstate));
-        let state = state.unwrap_or_default();
-        match told {
+        let typed = classify(error);
+        let typed = typed.as_ref().or_else(|| error.downcast_ref::<Error>());
+        let state = typed.and_then(Error::sqlstate);
+        let state = state.or_else(|| Some(server_error(error)?.sqlstate)).unwrap_or_default();
+        match typed {
             Some(Error::LeaseTaken { .. }) => "LeaseTaken",
             Some(Error::TransactionLost { .. }) => "TransactionLost",
             Some(Error::NoAnswer { .. }) => "NoAnswer",
             Some(Error::LeaseLost { .. }) => "LeaseLost",
-            // The next renewal tells.
+            // The server refuses the token. The next renewal decides if the lease is lost.
             _ if state == "PF001" || state == "PF004" => "LeaseLost",
-            _ if is_of_acquire && passes(&state) => "transient",
-            // Any other SQLSTATE of an opening is there to stay.
+            _ if is_of_acquire && is_transient(&state) => "transient",
+            // Any other SQLSTATE of an opening is permanent.
             Some(Error::NoConnection(..))
                 if matches!(state.get(..2), None | Some("08" | "53" | "57")) =>
             {
@@ -231,21 +238,23 @@ impl Error {
     }
 }
 
-/// The typed error in what the driver, a pool or the work returned, however deep it is wrapped.
-/// None: it is no business of pg_fence.
+/// Finds the typed error in an error that the driver, a pool or the work returned, also if it is a
+/// cause of that error. Returns None if the error does not come from pg_fence or a lost session.
 pub fn classify(error: &(dyn StdError + 'static)) -> Option<Error> {
-    let mut ours = chain(error).filter_map(|one| one.downcast_ref::<Error>());
-    if let Some(ours) = ours.find(|ours| !matches!(ours, Error::Other(_))) {
-        return Some(ours.clone());
+    let mut typed = chain(error).filter_map(|cause| cause.downcast_ref::<Error>());
+    if let Some(typed) = typed.find(|typed| !matches!(typed, Error::Other(_))) {
+        return Some(typed.clone());
     }
     let lost = |message, sqlstate| Error::TransactionLost { message, sqlstate, in_doubt: false };
-    let Some(told) = told_in(error) else {
+    let Some(refused) = server_error(error) else {
         return chain(error).any(is_broken).then(|| lost(error.to_string(), None));
     };
-    match &*told.sqlstate {
-        state if is_in(&["PF"], state) => Some(Error::Refused(told)),
-        state if is_in(&["08", "25P03", "25P04", "57P01", "57P02", "57P03", "57P05"], state) => {
-            Some(lost(told.message, Some(told.sqlstate)))
+    match &*refused.sqlstate {
+        state if is_one_of(&["PF"], state) => Some(Error::Refused(refused)),
+        state
+            if is_one_of(&["08", "25P03", "25P04", "57P01", "57P02", "57P03", "57P05"], state) =>
+        {
+            Some(lost(refused.message, Some(refused.sqlstate)))
         }
         _ => None,
     }
@@ -262,45 +271,46 @@ pub(crate) fn is_broken(error: &(dyn StdError + 'static)) -> bool {
     })
 }
 
-/// The SQLSTATE that a server would give, of an error by which the driver never opens the
-/// connection. The driver has no code for these.
+/// Returns an SQLSTATE for an error of the driver after which it can never open the connection. The
+/// driver has no codes, so the code is the one that a server has for the same fault.
 pub(crate) fn refused_by_driver(error: &(dyn StdError + 'static)) -> Option<String> {
-    let said = innermost(error.downcast_ref::<tokio_postgres::Error>()?);
+    let message = innermost(error.downcast_ref::<tokio_postgres::Error>()?);
     let is_of_tls = error.to_string() == "error performing TLS handshake";
-    let code = match &*said {
+    let code = match &*message {
         // A server that asks for a password will ask again.
         "password missing" => "28P01",
         "both host and hostaddr are missing" => "28000",
-        said if is_of_tls && (said.contains(" TLS") || said.contains("certificate")) => "28000",
+        _ if is_of_tls && (message.contains(" TLS") || message.contains("certificate")) => "28000",
         _ => return None,
     };
     Some(code.to_owned())
 }
 
-/// The server's error, in whichever driver's words.
-fn told_in(error: &(dyn StdError + 'static)) -> Option<Refused> {
-    let of = |sqlstate: &str, message: &str, hint: Option<&str>, detail: Option<&str>| Refused {
-        sqlstate: sqlstate.to_owned(),
-        message: message.to_owned(),
-        hint: hint.map(str::to_owned),
-        detail: detail.and_then(|detail| serde_json::from_str(detail).ok()).unwrap_or_default(),
-    };
+/// Finds the error of the server in the errors of either driver.
+fn server_error(error: &(dyn StdError + 'static)) -> Option<Refused> {
+    let refused =
+        |sqlstate: &str, message: &str, hint: Option<&str>, detail: Option<&str>| Refused {
+            sqlstate: sqlstate.to_owned(),
+            message: message.to_owned(),
+            hint: hint.map(str::to_owned),
+            detail: detail.and_then(|detail| serde_json::from_str(detail).ok()).unwrap_or_default(),
+        };
     chain(error).find_map(|one| {
         #[cfg(feature = "sqlx")]
         if let Some(sqlx::Error::Database(one)) = one.downcast_ref() {
             let one = one.try_downcast_ref::<sqlx::postgres::PgDatabaseError>()?;
-            return Some(of(one.code(), one.message(), one.hint(), one.detail()));
+            return Some(refused(one.code(), one.message(), one.hint(), one.detail()));
         }
         let one = one.downcast_ref::<tokio_postgres::error::DbError>()?;
-        Some(of(one.code().code(), one.message(), one.hint(), one.detail()))
+        Some(refused(one.code().code(), one.message(), one.hint(), one.detail()))
     })
 }
 
-/// The remedy if the login role changes while a lease is held.
+/// What to do if the login role changes while a lease is held.
 const OTHER_ROLE: &str = "a lease is used by the role that acquired it, and by its members: where login \
      roles change, let all of them act as one role (options=-c role=…, or SET ROLE)";
 
-/// What 42501 of a row lease comes of.
+/// The cause of 42501 for a row lease.
 const NEED_RIGHTS: &str = "need SELECT and UPDATE";
 
 impl Display for Error {
@@ -354,7 +364,7 @@ impl Display for Error {
             Error::NoAnswer { message, .. } => f.write_str(message),
             Error::Closed => f.write_str("the fence is closed"),
             Error::Invalid(message) => f.write_str(message),
-            // Of its own the driver says no more than "db error".
+            // The driver's error itself says no more than "db error".
             Error::Other(error) if error.is::<tokio_postgres::Error>() => {
                 f.write_str(&innermost(error))
             }
@@ -370,22 +380,23 @@ impl StdError for Error {
     }
 }
 
-/// An error and its causes.
+/// Iterates over an error and its causes.
 fn chain<'e>(
     error: &'e (dyn StdError + 'static),
 ) -> impl Iterator<Item = &'e (dyn StdError + 'static)> {
-    successors(Some(error), |one| StdError::source(*one))
+    successors(Some(error), |error| StdError::source(*error))
 }
 
-/// The driver's own words are hardly ever more than where it happened.
+/// Returns the message of the last cause: the driver's own errors say little more than where the
+/// error happened.
 pub(crate) fn innermost(error: &(dyn StdError + 'static)) -> String {
     chain(error).last().map(ToString::to_string).unwrap_or_default()
 }
 
 macro_rules! of_drivers {
-    ($($of:ty)*) => {$(
-        impl From<$of> for Error {
-            fn from(error: $of) -> Error {
+    ($($error:ty)*) => {$(
+        impl From<$error> for Error {
+            fn from(error: $error) -> Error {
                 classify(&error).unwrap_or_else(|| Error::other(error))
             }
         }

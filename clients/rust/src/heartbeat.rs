@@ -1,17 +1,18 @@
-//! Keeps all leases of a fence. It gives the inputs to the state machine, which decides, and
-//! carries out the effects: it has the clock, the timer and the connections.
+//! The heartbeat of all leases of a fence. It gives the inputs to the state machine, which decides,
+//! and carries out the effects: it has the clock, the timer and the connections.
 //!
-//! The connections live in a thread of their own, so that work that blocks its runtime does not lose
-//! its leases. The timer has another thread: what opens connections is the program's, and may block.
+//! The connections have a separate thread, so that work that blocks its runtime does not lose its
+//! leases. The timer has another thread: a function of the program opens the connections, and may
+//! block.
 
 use crate::clock;
 use crate::connection::{Connected, Opener};
 use crate::errors::{Error, Reason, is_broken};
 use crate::lease_state::{
-    Answer, Ask, Call, Effect, EventKind, Id, LONGEST_CALL, LOOK_AGAIN, LeaseStates, NEVER,
+    Answer, CHECK_INTERVAL, Call, Effect, EventKind, Id, LONGEST_CALL, LeaseStates, NEVER, Options,
     SHORTEST_OPENING,
 };
-use crate::statements::{self, Place, millis, span};
+use crate::statements::{self, ServerTransaction, millis, span};
 use serde_json::Value;
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -25,24 +26,25 @@ use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::{oneshot, watch};
 use tokio::task::{AbortHandle, JoinError};
 
-/// An event for `on_event`, which must not block: the answers to acquires come after it.
+/// An event for `on_event`, which must not block: the replies to acquires wait for it.
 #[derive(Debug, Clone)]
 #[allow(missing_docs)]
 pub struct Event {
     pub kind: EventKind,
-    /// Of a row lease, its table and its key.
+    /// The names of the lease; of a row lease, its table and its key.
     pub names: Vec<String>,
     pub token: i64,
-    /// How long it is ours if no renewal comes through any more.
+    /// How long the lease remains held if no further renewal succeeds.
     pub remaining: Duration,
 }
 
-/// How a fence was made.
+/// The configuration of a fence.
 #[derive(Clone)]
 pub(crate) struct Setup {
     pub open: Opener,
-    /// Quoted and with a dot, or empty.
+    /// The schema of the extension, quoted and with a dot, or empty.
     pub schema: String,
+    /// The longest limit of a renewal.
     pub longest_beat: Duration,
     pub on_event: Arc<dyn Fn(&Event) + Send + Sync>,
 }
@@ -53,51 +55,51 @@ pub(crate) struct Grant {
     pub id: Id,
     pub names: Vec<String>,
     pub token: i64,
-    /// The lease as the statements of its transactions name it, if it is a row.
+    /// Of a row lease, the row as an argument of a guard's statements.
     pub row: Option<Value>,
     pub status: watch::Sender<Status>,
-    /// The connections that are in a transaction under it.
+    /// The tasks of the connections with a transaction that this lease guards.
     pub guards: Mutex<Vec<AbortHandle>>,
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct Status {
     renewals: u64,
-    /// The reason of its end, and whether it is another role's.
-    pub over: Option<(Reason, bool)>,
+    /// Why the lease has ended, and true if it belongs to another role. None while it is held.
+    pub end: Option<(Reason, bool)>,
 }
 
 impl Grant {
-    fn new(id: Id, token: i64, ask: &Ask) -> Grant {
-        let row = ask.table.as_ref().map(|table| table.row(&ask.names[0], token));
+    fn new(id: Id, token: i64, options: &Options) -> Grant {
+        let row = options.table.as_ref().map(|table| table.row(&options.names[0], token));
         let (status, guards) = (watch::Sender::default(), Mutex::default());
-        Grant { id, names: ask.told(), token, row, status, guards }
+        Grant { id, names: options.display_names(), token, row, status, guards }
     }
 
-    /// Why it is ours no more, as far as its events have told.
-    pub fn over(&self) -> Option<Error> {
-        let (reason, other_role) = self.status.borrow().over?;
+    /// The error of a lease whose event `lost` or `released` was emitted.
+    pub fn end_error(&self) -> Option<Error> {
+        let (reason, other_role) = self.status.borrow().end?;
         Some(Error::lost(&self.names, reason, other_role))
     }
 
-    /// The loss that it has come to.
+    /// The error of a lease that was lost; None if it was released.
     pub fn loss(&self) -> Option<Error> {
-        let over = self.status.borrow().over;
-        self.over().filter(|_| over.is_some_and(|(reason, _)| reason != Reason::Released))
+        let end = self.status.borrow().end;
+        self.end_error().filter(|_| end.is_some_and(|(reason, _)| reason != Reason::Released))
     }
 
-    fn ends(&self, reason: Reason, other_role: bool) {
+    fn end(&self, reason: Reason, other_role: bool) {
         self.status.send_modify(|status| {
-            status.over.get_or_insert((reason, other_role));
+            status.end.get_or_insert((reason, other_role));
             if reason != Reason::Released {
-                // Before anybody hears of it, who would leave the guard.
+                // Before the loss is visible: a task that sees it leaves the guard.
                 lock(&self.guards).iter().for_each(AbortHandle::abort);
             }
         });
     }
 }
 
-/// A lease that is somebody's. Dropped, it is given back in the background.
+/// A lease that the program holds. When this is dropped, the lease is released in the background.
 #[derive(Debug)]
 pub(crate) struct Held {
     pub heartbeat: Arc<Heartbeat>,
@@ -113,59 +115,60 @@ impl Drop for Held {
 
 pub(crate) struct Heartbeat {
     pub setup: Setup,
-    pub spread: i64,
+    pub jitter: i64,
     inner: Mutex<Inner>,
     /// Wakes the timer.
     timer: Condvar,
-    /// Changes when a lease ends, when all is closed, and when the thread ends.
+    /// Notified when a lease ends, when the fence is closed, and when the thread ends.
     pub changed: watch::Sender<()>,
 }
 
 #[derive(Default)]
 struct Inner {
     states: LeaseStates,
-    /// The runtime of the thread, while there is one.
+    /// The runtime of the heartbeat's thread, while the thread runs.
     runtime: Option<Handle>,
-    /// How many tasks the thread has beside its timer.
+    /// The number of tasks in the thread, without its timer.
     tasks: usize,
     last_id: Id,
     acquires: HashMap<Id, Acquire>,
     leases: HashMap<Id, Arc<Grant>>,
-    connections: HashMap<u64, Slot>,
-    /// Events, answers and lines of the log are told in their order, without the lock.
-    to_tell: VecDeque<Tell>,
-    is_telling: bool,
+    connections: HashMap<u64, HeartbeatConnection>,
+    /// Events, replies and lines of the log are delivered in their order, without the lock.
+    deliveries: VecDeque<Delivery>,
+    is_delivering: bool,
     is_closed: bool,
-    /// Names of leases that were lost by the input in hand, for the log.
-    lost: Vec<(Reason, String)>,
-    /// Transactions in which something is to be cancelled.
-    hanging: Vec<Place>,
+    /// The reasons and names of the leases that the current input has ended, for the log.
+    ended: Vec<(Reason, String)>,
+    /// The transactions whose running statement is cancelled next.
+    to_cancel: Vec<ServerTransaction>,
 }
 
 impl Inner {
     fn warn(&mut self, line: String) {
-        self.to_tell.push_back(Box::new(move |_| log::warn!("{line}")));
+        self.deliveries.push_back(Box::new(move |_| log::warn!("{line}")));
     }
 }
 
-/// An acquire that is under way.
+/// An acquire that has no reply yet.
 struct Acquire {
-    ask: Arc<Ask>,
+    options: Arc<Options>,
     reply: oneshot::Sender<Result<Held, Error>>,
-    /// The error of its last call.
+    /// The error of the last call.
     cause: Option<Error>,
 }
 
-enum Slot {
+/// A connection of the state machine. `Busy` has the task of the call on it.
+enum HeartbeatConnection {
     Idle(Connected),
     Busy(AbortHandle),
 }
 
-/// An event, an answer or a line of the log that is to be told.
-type Tell = Box<dyn FnOnce(&Setup) + Send>;
+/// Emits an event, sends a reply or writes a line to the log.
+type Delivery = Box<dyn FnOnce(&Setup) + Send>;
 
-/// What has become of a call: its answer, or the code and the error.
-type Outcomes = Result<Answer, (String, Option<Error>)>;
+/// The answer to a call, or the code of its failure and the error.
+type CallOutcome = Result<Answer, (String, Option<Error>)>;
 
 impl fmt::Debug for Heartbeat {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -173,7 +176,7 @@ impl fmt::Debug for Heartbeat {
     }
 }
 
-/// Now, in whole milliseconds.
+/// The time, in whole milliseconds.
 pub(crate) fn now() -> i64 {
     millis(clock::now())
 }
@@ -184,83 +187,84 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Heartbeat {
     pub fn new(setup: Setup) -> Arc<Heartbeat> {
-        let spread = (RandomState::new().hash_one(()) % 1001) as i64;
-        let states = LeaseStates::new(spread, millis(setup.longest_beat));
+        let jitter = (RandomState::new().hash_one(()) % 1001) as i64;
+        let states = LeaseStates::new(jitter, millis(setup.longest_beat));
         let inner = Mutex::new(Inner { states, ..Inner::default() });
         let (timer, changed) = (Condvar::new(), watch::Sender::default());
-        Arc::new(Heartbeat { setup, spread, inner, timer, changed })
+        Arc::new(Heartbeat { setup, jitter, inner, timer, changed })
     }
 
-    /// Gives an input to the states, and carries out what comes of it.
+    /// Gives an input to the state machine, and carries out the effects.
     pub fn input(self: &Arc<Self>, input: impl FnOnce(&mut LeaseStates)) {
         self.locked_input(lock(&self.inner), 0, input);
     }
 
-    /// The same, of the answer to a call.
+    /// As `input`, under the lock. `answer_to` is the number of the call that the input answers, or
+    /// 0.
     fn locked_input(
         self: &Arc<Self>,
         mut inner: MutexGuard<'_, Inner>,
-        answered: u64,
+        answer_to: u64,
         input: impl FnOnce(&mut LeaseStates),
     ) {
-        let mut effects = VecDeque::from(inner.states.step(now(), answered, input));
+        let mut effects = VecDeque::from(inner.states.step(now(), answer_to, input));
         while let Some(effect) = effects.pop_front() {
             if let Some(call) = self.carry_out(&mut inner, effect) {
-                let fails = |states: &mut LeaseStates| states.failed(call, "panicked", true);
-                effects.extend(inner.states.step(now(), call, fails));
+                let failed = |states: &mut LeaseStates| states.failed(call, "panicked", true);
+                effects.extend(inner.states.step(now(), call, failed));
             }
         }
-        // What waits for its time needs the timer, also after that has died.
+        // The machine waits for a time, so it needs the timer, even if that has died before.
         if inner.runtime.is_none() && inner.states.wake(now()) < NEVER {
             let _ = self.start(&mut inner);
         }
-        inner.lost.clear();
+        inner.ended.clear();
         drop(inner);
         self.timer.notify_one();
-        self.tell();
+        self.deliver();
     }
 
-    /// Has events and answers be told by a thread that does nothing else: a log and an `on_event`
-    /// that block are to hold up neither the heartbeat nor the timer.
-    fn tell(self: &Arc<Self>) {
+    /// Starts a thread that delivers events, replies and lines of the log. If the log or `on_event`
+    /// blocks, it blocks neither the heartbeat nor the timer.
+    fn deliver(self: &Arc<Self>) {
         let mut inner = lock(&self.inner);
-        if inner.to_tell.is_empty() || replace(&mut inner.is_telling, true) {
+        if inner.deliveries.is_empty() || replace(&mut inner.is_delivering, true) {
             return;
         }
         drop(inner);
         let heartbeat = self.clone();
         if thread::Builder::new()
             .name("pg_fence".to_owned())
-            .spawn(move || heartbeat.tell_all())
+            .spawn(move || heartbeat.deliver_all())
             .is_err()
         {
-            self.tell_all();
+            self.deliver_all();
         }
     }
 
-    /// Runs in one thread at a time, so that the order stays.
-    fn tell_all(&self) {
+    /// Delivers all. It runs in one thread at a time, to keep their order.
+    fn deliver_all(&self) {
         let mut inner = lock(&self.inner);
-        while let Some(next) = inner.to_tell.pop_front() {
+        while let Some(next) = inner.deliveries.pop_front() {
             drop(inner);
             if catch_unwind(AssertUnwindSafe(|| next(&self.setup))).is_err() {
-                // A log whose pipe is closed may panic again.
+                // A log that writes to a closed pipe may panic again.
                 let _ = catch_unwind(|| log::error!("on_event has panicked, or the log"));
             }
             inner = lock(&self.inner);
         }
-        inner.is_telling = false;
+        inner.is_delivering = false;
         self.timer.notify_one();
     }
 
     pub fn event(self: &Arc<Self>, event: Event) {
-        lock(&self.inner).to_tell.push_back(Box::new(move |setup| (setup.on_event)(&event)));
-        self.tell();
+        lock(&self.inner).deliveries.push_back(Box::new(move |setup| (setup.on_event)(&event)));
+        self.deliver();
     }
 
-    // Its thread
+    // The thread.
 
-    /// The runtime of the thread, which is started if there is none.
+    /// Returns the runtime of the thread, which is started if it does not run.
     fn start(self: &Arc<Self>, inner: &mut Inner) -> std::io::Result<Handle> {
         if let Some(runtime) = &inner.runtime {
             return Ok(runtime.clone());
@@ -273,42 +277,45 @@ impl Heartbeat {
         Ok(inner.runtime.insert(handle).clone())
     }
 
-    /// Runs until there is nothing to do, or its timer has died.
+    /// Runs until there is nothing to do, or the timer has died.
     fn serve(self: Arc<Self>, runtime: Runtime) {
         let ((ends, ended), heartbeat) = (oneshot::channel(), self.clone());
-        let keeps_time = move || {
+        let keep_time = move || {
             while heartbeat.tick() {}
             ends.send(())
         };
-        let timer = thread::Builder::new().name("pg_fence timer".to_owned()).spawn(keeps_time);
+        let timer = thread::Builder::new().name("pg_fence timer".to_owned()).spawn(keep_time);
         let ended = runtime.block_on(ended);
         runtime.shutdown_background();
         if timer.is_err() || ended.is_err() {
             let mut inner = lock(&self.inner);
             (inner.runtime, inner.tasks) = (None, 0);
             inner.connections.clear();
-            self.locked_input(inner, 0, LeaseStates::died);
+            self.locked_input(inner, 0, LeaseStates::heartbeat_died);
         }
         self.changed.send_replace(());
     }
 
-    /// Gives a tick if it is time, and looks whether idle connections have ended: nothing else
-    /// tells that. Otherwise it waits. It returns false if there is nothing to do any more.
+    /// Gives the machine an input if it is time, and finds an idle connection that has ended, which
+    /// nothing else reports. Otherwise it waits. Returns false if there is nothing to do any more.
     fn tick(self: &Arc<Self>) -> bool {
         let mut inner = lock(&self.inner);
-        let has_ended = |slot: &Slot| matches!(slot, Slot::Idle(one) if one.has_ended());
-        let mut ended = inner.connections.iter().filter(|(_, slot)| has_ended(slot));
-        let ended = ended.next().map(|(on, _)| *on);
+        let has_ended = |connection: &HeartbeatConnection| match connection {
+            HeartbeatConnection::Idle(connected) => connected.has_ended(),
+            HeartbeatConnection::Busy(_) => false,
+        };
+        let mut ended = inner.connections.iter().filter(|(_, one)| has_ended(one));
+        let ended = ended.next().map(|(number, _)| *number);
         let now = now();
         let wake = inner.states.wake(now);
-        let is_busy = inner.tasks > 0 || inner.is_telling || !inner.connections.is_empty();
-        if let Some(on) = ended {
-            inner.connections.remove(&on);
-            self.locked_input(inner, 0, |states| states.disconnected(on));
+        let is_busy = inner.tasks > 0 || inner.is_delivering || !inner.connections.is_empty();
+        if let Some(number) = ended {
+            inner.connections.remove(&number);
+            self.locked_input(inner, 0, |states| states.disconnected(number));
         } else if wake <= now {
             self.locked_input(inner, 0, |_| {});
         } else if wake < NEVER || is_busy {
-            drop(self.timer.wait_timeout(inner, span((wake - now).min(LOOK_AGAIN))));
+            drop(self.timer.wait_timeout(inner, span((wake - now).min(CHECK_INTERVAL))));
         } else {
             inner.runtime = None;
             return false;
@@ -316,7 +323,7 @@ impl Heartbeat {
         true
     }
 
-    /// Has a task run in the thread, which lives as long, and then does that with its result.
+    /// Runs a task in the thread, which lives until the task has ended and `then` has its result.
     fn spawn<W: Future<Output: Send> + Send + 'static>(
         self: &Arc<Self>,
         inner: &mut Inner,
@@ -335,30 +342,32 @@ impl Heartbeat {
         Ok(handle)
     }
 
-    // Effects
+    // Effects.
 
-    /// Returns a call that cannot be sent.
+    /// Carries out an effect. If it is a call that cannot be sent, its number is returned.
     fn carry_out(self: &Arc<Self>, inner: &mut Inner, effect: Effect) -> Option<u64> {
         match effect {
             Effect::Call(call) => return self.send(inner, call),
-            // Dropped, it ends without a goodbye that is waited for.
-            Effect::Cut(on) => {
-                if let Some(Slot::Busy(call)) = inner.connections.remove(&on) {
+            // A connection that is dropped ends without waiting for a goodbye.
+            Effect::Cut(number) => {
+                if let Some(HeartbeatConnection::Busy(call)) = inner.connections.remove(&number) {
                     call.abort();
                 }
             }
-            Effect::HangUp(on) => {
-                if let Some(Slot::Idle(connected)) = inner.connections.remove(&on) {
+            Effect::HangUp(number) => {
+                if let Some(HeartbeatConnection::Idle(connected)) =
+                    inner.connections.remove(&number)
+                {
                     let _ = self.spawn(inner, connected.close(), drop);
                 }
             }
             Effect::Event { kind, id, token, remaining, is_other_role } => {
                 if kind == EventKind::Acquired {
-                    let ask = &inner.acquires.get(&id)?.ask;
-                    inner.leases.insert(id, Grant::new(id, token, ask).into());
+                    let options = &inner.acquires.get(&id)?.options;
+                    inner.leases.insert(id, Grant::new(id, token, options).into());
                 }
                 let grant = inner.leases.get(&id)?.clone();
-                let ended = match kind {
+                let end = match kind {
                     EventKind::Lost(reason) => Some((reason, is_other_role)),
                     EventKind::Released { .. } => Some((Reason::Released, false)),
                     _ => None,
@@ -366,29 +375,29 @@ impl Heartbeat {
                 if kind == EventKind::Renewed {
                     grant.status.send_modify(|status| status.renewals += 1);
                 }
-                if let Some((reason, is_other_role)) = ended {
-                    grant.ends(reason, is_other_role);
-                    inner.lost.push((reason, grant.names.join(", ")));
+                if let Some((reason, is_other_role)) = end {
+                    grant.end(reason, is_other_role);
+                    inner.ended.push((reason, grant.names.join(", ")));
                     inner.leases.remove(&id);
                     self.changed.send_replace(());
                 }
                 let (names, remaining) = (grant.names.clone(), span(remaining));
                 let event = Event { kind, names, token, remaining };
-                inner.to_tell.push_back(Box::new(move |setup| (setup.on_event)(&event)));
+                inner.deliveries.push_back(Box::new(move |setup| (setup.on_event)(&event)));
             }
             Effect::Reply { id, denial, sqlstate, in_doubt } => {
-                let Acquire { ask, reply, cause } = inner.acquires.remove(&id)?;
+                let Acquire { options, reply, cause } = inner.acquires.remove(&id)?;
                 let result = match denial {
                     Some(denial) => {
-                        Err(Error::of_denial(denial, (&ask, cause), (sqlstate, in_doubt)))
+                        Err(Error::of_denial(denial, (&options, cause), (sqlstate, in_doubt)))
                     }
                     None => {
                         let (heartbeat, grant) = (self.clone(), inner.leases.get(&id)?.clone());
                         Ok(Held { heartbeat, grant })
                     }
                 };
-                // A lease that nobody waits for any more is given back.
-                inner.to_tell.push_back(Box::new(|_| drop(reply.send(result))));
+                // If the program does not wait any more, the lease is dropped, and so released.
+                inner.deliveries.push_back(Box::new(|_| drop(reply.send(result))));
             }
             Effect::NotRenewed(code) => {
                 inner.warn(format!("leases are not renewed, and it is tried again: {code}"));
@@ -400,7 +409,7 @@ impl Heartbeat {
                 inner.warn(format!("no lease could be acquired, and it is tried again: {cause}"));
             }
             Effect::Ended(Some(reason), count) => {
-                let first = inner.lost.iter().find(|(of, _)| *of == reason);
+                let first = inner.ended.iter().find(|(ended, _)| *ended == reason);
                 let first = first.map(|(_, names)| names.as_str()).unwrap_or_default();
                 inner.warn(match count {
                     1 => format!("the lease {first} is lost ({reason})"),
@@ -418,85 +427,88 @@ impl Heartbeat {
         None
     }
 
-    /// Has a call be sent by a task of its own.
+    /// Sends a call in a new task. If that cannot be started, the number of the call is returned.
     fn send(self: &Arc<Self>, inner: &mut Inner, call: Arc<Call>) -> Option<u64> {
         let connected = match inner.connections.remove(&call.connection) {
-            Some(Slot::Idle(connected)) => Some(connected),
+            Some(HeartbeatConnection::Idle(connected)) => Some(connected),
             _ => None,
         };
-        let (heartbeat, of) = (self.clone(), call.clone());
-        let sends = self.clone().call(call.clone(), connected);
-        match self.spawn(inner, sends, move |ended| heartbeat.ended(&of, ended)) {
+        let (heartbeat, sent) = (self.clone(), call.clone());
+        let work = self.clone().call(call.clone(), connected);
+        match self.spawn(inner, work, move |result| heartbeat.call_ended(&sent, result)) {
             Ok(task) => {
-                inner.connections.insert(call.connection, Slot::Busy(task));
+                inner.connections.insert(call.connection, HeartbeatConnection::Busy(task));
                 None
             }
             Err(error) => {
-                let asking = call.acquire().and_then(|id| inner.acquires.get_mut(&id));
-                asking
-                    .into_iter()
-                    .for_each(|one| one.cause = Some(Error::other(error.to_string())));
+                let acquire = call.acquire().and_then(|id| inner.acquires.get_mut(&id));
+                if let Some(acquire) = acquire {
+                    acquire.cause = Some(Error::other(error.to_string()));
+                }
                 Some(call.number)
             }
         }
     }
 
-    /// Sends a call, on a connection that it gives back.
+    /// Sends a call. Returns the connection, if it can be used again, and the outcome.
     async fn call(
         self: Arc<Self>,
         call: Arc<Call>,
         mut connected: Option<Connected>,
-    ) -> (Option<Connected>, Outcomes) {
+    ) -> (Option<Connected>, CallOutcome) {
         if call.opens {
-            // A little less than the limit, so that it is told what was tried.
+            // A little less than the limit, so that the opening itself fails: its error names the
+            // servers that were tried.
             let limit = span(call.limit.max(SHORTEST_OPENING) / 10 * 9);
             match (self.setup.open)(limit).await {
                 Ok(opened) => connected = Some(opened),
-                Err(error) => return (None, Err((error.code_of_opening(), Some(error)))),
+                Err(error) => return (None, Err((error.opening_code(), Some(error)))),
             }
             self.input(|states| states.sent(call.number));
         }
-        let Some(on) = connected.as_ref().filter(|one| !one.has_ended()) else {
+        let Some(connection) = connected.as_ref().filter(|one| !one.has_ended()) else {
             return (None, Err(("unsent".to_owned(), None)));
         };
         let statement = statements::of(&self.setup.schema, &call);
-        let answer = match on.rows(&statement).await {
+        let answer = match connection.rows(&statement).await {
             Ok(rows) => statements::read(&call, &rows).ok_or(("unreadable".to_owned(), None)),
             Err(error) => {
                 let state = error.code().map(|code| code.code().to_owned());
-                let has_ended = on.has_ended() || is_broken(&error);
+                let has_ended = connection.has_ended() || is_broken(&error);
                 let code = if has_ended { "ended" } else { "unreadable" };
                 let table = call.pairs.table.as_ref().map(|table| &*table.name);
-                let error = Error::from(error).of_call(&on.role, table);
+                let error = Error::from(error).of_call(&connection.role, table);
                 Err((state.unwrap_or_else(|| code.to_owned()), Some(error)))
             }
         };
         (connected, answer)
     }
 
-    /// Gives the answer to the states.
-    fn ended(
+    /// Gives the outcome of a call to the state machine.
+    fn call_ended(
         self: &Arc<Self>,
         call: &Call,
-        ended: Result<(Option<Connected>, Outcomes), JoinError>,
+        result: Result<(Option<Connected>, CallOutcome), JoinError>,
     ) {
-        let (connected, mut outcome) = match ended {
-            Ok(ended) => ended,
+        let (connected, mut outcome) = match result {
+            Ok(result) => result,
             Err(error) if error.is_panic() => {
                 let error = Error::other(error.to_string());
                 (None, Err(("panicked".to_owned(), Some(error))))
             }
-            // It was cut, which the states have decided.
+            // The state machine has cut the connection, and has ended the call.
             Err(_) => return,
         };
         let mut inner = lock(&self.inner);
         let is_broken = connected.as_ref().is_none_or(Connected::has_ended);
-        if let (Some(connected), Some(slot)) = (connected, inner.connections.get_mut(&call.connection)) {
-            *slot = Slot::Idle(connected);
+        if let (Some(connected), Some(connection)) =
+            (connected, inner.connections.get_mut(&call.connection))
+        {
+            *connection = HeartbeatConnection::Idle(connected);
         }
-        let asking = call.acquire().and_then(|id| inner.acquires.get_mut(&id));
-        if let (Some(asking), Err((_, error @ Some(_)))) = (asking, &mut outcome) {
-            asking.cause = error.take();
+        let acquire = call.acquire().and_then(|id| inner.acquires.get_mut(&id));
+        if let (Some(acquire), Err((_, error @ Some(_)))) = (acquire, &mut outcome) {
+            acquire.cause = error.take();
         }
         self.locked_input(inner, call.number, |states| match outcome {
             Ok(answer) => states.answered(call.number, answer),
@@ -504,33 +516,34 @@ impl Heartbeat {
         });
     }
 
-    // What a program asks for
+    // Requests of the program.
 
-    /// A lease that is held, or why there is none. Dropped while it waits, it gives up.
-    pub async fn acquire(self: &Arc<Self>, ask: Ask) -> Result<Held, Error> {
-        let ((reply, answer), ask) = (oneshot::channel(), Arc::new(ask));
+    /// Acquires a lease, and waits for it. If the future is dropped, the acquire is given up.
+    pub async fn acquire(self: &Arc<Self>, options: Options) -> Result<Held, Error> {
+        let ((reply, answer), options) = (oneshot::channel(), Arc::new(options));
         let id = {
             let mut inner = lock(&self.inner);
             inner.last_id += 1;
-            let (id, acquire) = (inner.last_id, Acquire { ask: ask.clone(), reply, cause: None });
+            let (id, acquire) =
+                (inner.last_id, Acquire { options: options.clone(), reply, cause: None });
             inner.acquires.insert(id, acquire);
             id
         };
-        let _gives_up = GivesUp { heartbeat: self.clone(), id };
-        self.input(|states| states.acquire(id, ask));
+        let _give_up_on_drop = GiveUpOnDrop { heartbeat: self.clone(), id };
+        self.input(|states| states.acquire(id, options));
         let held = answer.await.map_err(Error::other)??;
         self.check(&held.grant)?;
         Ok(held)
     }
 
-    /// Fails if the lease is ours no more, whatever the thread does.
+    /// Fails if the lease is not held any more. This does not depend on the thread.
     pub fn check(self: &Arc<Self>, grant: &Grant) -> Result<(), Error> {
         self.input(|_| {});
-        match lock(&self.inner).states.over(grant.id) {
+        match lock(&self.inner).states.end_reason(grant.id) {
             None => Ok(()),
             Some((reason, other_role)) => {
-                let over = grant.over();
-                Err(over.unwrap_or_else(|| Error::lost(&grant.names, reason, other_role)))
+                let error = grant.end_error();
+                Err(error.unwrap_or_else(|| Error::lost(&grant.names, reason, other_role)))
             }
         }
     }
@@ -539,46 +552,47 @@ impl Heartbeat {
         span(lock(&self.inner).states.remaining(now(), grant.id))
     }
 
-    /// Waits for the next renewal of these, or their end.
+    /// Renews the leases at once, and waits until each is renewed or has ended.
     pub async fn renew(self: &Arc<Self>, leases: &[Arc<Held>]) {
         let status = |lease: &Arc<Held>| lease.grant.status.subscribe();
-        let mut all: Vec<_> = leases.iter().map(status).collect();
-        let before: Vec<_> = all.iter().map(|status| status.borrow().renewals).collect();
+        let mut statuses: Vec<_> = leases.iter().map(status).collect();
+        let before: Vec<_> = statuses.iter().map(|status| status.borrow().renewals).collect();
         let ids: Vec<_> = leases.iter().map(|lease| lease.grant.id).collect();
         self.input(|states| states.suspect(&ids));
         let renewed = async {
-            for (status, before) in all.iter_mut().zip(before) {
-                let _ = status.wait_for(|is| is.over.is_some() || is.renewals > before).await;
+            for (status, before) in statuses.iter_mut().zip(before) {
+                let _ = status.wait_for(|now| now.end.is_some() || now.renewals > before).await;
             }
         };
         let _ = clock::within(span(LONGEST_CALL), renewed).await;
     }
 
-    /// Gives everything back, and ends all waits.
+    /// Releases all leases, ends all waits, and waits for the end of the thread.
     pub async fn close(self: &Arc<Self>) {
         self.input(LeaseStates::close);
-        self.until(|inner| inner.is_closed).await;
-        let idle = self.until(|inner| inner.runtime.is_none());
+        self.wait_until(|inner| inner.is_closed).await;
+        let idle = self.wait_until(|inner| inner.runtime.is_none());
         let _ = clock::within(Duration::from_secs(3), idle).await;
     }
 
-    async fn until(&self, is: impl Fn(&Inner) -> bool) {
+    async fn wait_until(&self, condition: impl Fn(&Inner) -> bool) {
         let mut changed = self.changed.subscribe();
-        while !is(&lock(&self.inner)) {
+        while !condition(&lock(&self.inner)) {
             let _ = changed.changed().await;
         }
     }
 
-    /// Ends what hangs in that transaction. An outage has many at a time, and they go together.
-    pub fn cancel(self: &Arc<Self>, place: Place) {
+    /// Cancels the statement that runs in a transaction. An outage has many such statements at a
+    /// time, and one connection cancels them together.
+    pub fn cancel(self: &Arc<Self>, transaction: ServerTransaction) {
         let mut inner = lock(&self.inner);
-        inner.hanging.push(place);
-        if inner.hanging.len() > 1 {
+        inner.to_cancel.push(transaction);
+        if inner.to_cancel.len() > 1 {
             return;
         }
         let heartbeat = self.clone();
-        let cancels = async move {
-            let statement = statements::cancel(take(&mut lock(&heartbeat.inner).hanging));
+        let work = async move {
+            let statement = statements::cancel(take(&mut lock(&heartbeat.inner).to_cancel));
             let cancelled = async {
                 let connected = (heartbeat.setup.open)(span(LONGEST_CALL)).await?;
                 let rows = connected.rows(&statement).await;
@@ -594,17 +608,17 @@ impl Heartbeat {
                 None => warn("the server did not answer in time"),
             }
         };
-        let _ = self.spawn(&mut inner, cancels, drop);
+        let _ = self.spawn(&mut inner, work, drop);
     }
 }
 
-/// Tells that nobody waits for an acquire any more.
-struct GivesUp {
+/// Gives up an acquire whose future is dropped before the reply.
+struct GiveUpOnDrop {
     heartbeat: Arc<Heartbeat>,
     id: Id,
 }
 
-impl Drop for GivesUp {
+impl Drop for GiveUpOnDrop {
     fn drop(&mut self) {
         if lock(&self.heartbeat.inner).acquires.contains_key(&self.id) {
             self.heartbeat.input(|states| states.give_up(self.id));

@@ -1,8 +1,8 @@
-//! What a client decides about its leases: the state machine of `clients/spec/lease_state.md`.
+//! The state machine of the client's leases. Its specification is `clients/spec/lease_state.md`,
+//! and the tests play the vectors of `clients/spec/vectors`.
 //!
-//! The machine has no clock, thread or socket. Each input is a step, which has the time, in
-//! milliseconds of a monotonic clock, and returns effects. The heartbeat carries them out in their
-//! order.
+//! The machine has no clock, thread or socket: each input comes with the time, in milliseconds of a
+//! monotonic clock, and returns effects, which the heartbeat carries out in their order.
 
 use crate::errors::{Reason, WaitsFor};
 use crate::statements::RowTable;
@@ -14,109 +14,125 @@ use std::sync::Arc;
 pub const NEVER: i64 = 1 << 53;
 pub const LONGEST_CALL: i64 = 10_000;
 pub const SHORTEST_OPENING: i64 = 2_000;
-pub const LOOK_AGAIN: i64 = 1_000;
+pub const CHECK_INTERVAL: i64 = 1_000;
 const SHORTEST_PAUSE: i64 = 10;
 const SHORTEST_WAIT: i64 = 250;
 const LONGEST_PAUSE: i64 = 10_000;
-const PORTION: i64 = 2_000;
-const TRY_AGAIN: i64 = 250;
-const AFTER_PORTION: i64 = 50;
+const WAIT_PORTION: i64 = 2_000;
+const RETRY_INTERVAL: i64 = 250;
+const PORTION_INTERVAL: i64 = 50;
 const FIRST_RETRY: i64 = 20;
-const LEAST_PATIENCE: i64 = 1_000;
-const LONGEST_QUEUE: i64 = 20_000;
-const CLOSING: i64 = 5_000;
-const MOST_PAIRS: usize = 10_000;
-const MOST_RELEASED: usize = 200;
-const MOST_BEATS: u32 = 2;
-/// A lease is renewed when its ttl, divided by this, has passed.
+const SHORTEST_RETRY_TIME: i64 = 1_000;
+const QUEUE_TIMEOUT: i64 = 20_000;
+const CLOSE_TIMEOUT: i64 = 5_000;
+const MAX_PAIRS: usize = 10_000;
+const MAX_RELEASED_NAMES: usize = 200;
+const MAX_BEATS_IN_A_ROW: u32 = 2;
+/// A lease is renewed when its ttl, divided by this number, has passed.
 pub const BEATS_PER_TTL: u32 = 3;
 
-/// The number of an acquire, and of the lease that comes of it. The heartbeat uses each once.
+/// The number of an acquire, and of the lease that it is granted. The heartbeat uses each once.
 pub type Id = u64;
 
-/// What an acquire asks for. Spans are in milliseconds.
+/// What the program requests of one acquire. Spans are in milliseconds.
 #[derive(Debug, Clone, Default)]
-pub struct Ask {
-    /// The key alone, if the lease is a row.
+pub struct Options {
+    /// The names; of a row lease its key alone.
     pub names: Vec<String>,
     pub ttl: i64,
     pub wait: i64,
-    /// The holder is unique for this acquire, unless the caller has named it.
+    /// The holder is unique for this acquire, unless the program has named it.
     pub holder: String,
     pub is_named: bool,
-    pub reclaims: bool,
+    pub reclaim: bool,
     pub is_session: bool,
     pub is_shared: bool,
     pub slots: i32,
     pub at_most: Option<i64>,
+    /// The machine only passes the metadata on.
     pub metadata: Option<Value>,
-    /// The table of a row that a statement of the worker's has claimed under that token.
+    /// The table of a row lease, whose row the program has claimed with `token`.
     pub table: Option<RowTable>,
     pub token: i64,
 }
 
-impl Ask {
-    fn is_one(&self) -> bool {
+impl Options {
+    fn has_one_name(&self) -> bool {
         self.names.len() == 1
     }
 
-    /// True if the acquire has a connection of its own.
-    fn is_own(&self) -> bool {
-        self.is_session || self.wait > 0 && self.is_one()
+    /// True if a separate connection acquires the lease.
+    fn acquires_separately(&self) -> bool {
+        self.is_session || self.wait > 0 && self.has_one_name()
     }
 
     fn may_reclaim(&self) -> bool {
-        let is_exclusive = self.is_one() && !self.is_shared && self.slots <= 1;
-        self.reclaims || is_exclusive && !self.is_named
+        let is_exclusive = self.has_one_name() && !self.is_shared && self.slots <= 1;
+        self.reclaim || is_exclusive && !self.is_named
     }
 }
 
-/// How far the transaction has come that releases leases.
+/// The stages of a transaction that releases leases.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Stage {
+    /// The release statement is sent next.
     Begins,
     Committed,
     RolledBack,
+    /// The commit got no answer.
     InDoubt,
-    /// The savepoint has ended, and the transaction of the program's goes on.
+    /// A savepoint was released, and the program's transaction goes on.
     Inner,
 }
 
-/// The rows that a call is answered with.
+/// The rows that answer a call.
 pub enum Answer {
+    /// The token of the grant.
     Granted(i64),
-    Taken { holder: String, remaining: i64, state: String },
+    Taken {
+        holder: String,
+        remaining: i64,
+        state: String,
+    },
+    /// The outcome for each pair.
     Kept(Vec<Outcome>),
+    /// For each pair, true if the server has released it.
     Released(Vec<bool>),
+    /// The number of names that an undo has released.
     Undone(i64),
 }
 
+/// The outcome of a renewal for one name.
 #[derive(Default)]
 pub struct Outcome {
-    pub is: String,
+    /// `kept`, `later`, `lost` or `refused`.
+    pub kind: String,
     pub remaining: Option<i64>,
     pub again_in: Option<i64>,
     pub code: String,
 }
 
-/// What a call is about.
-pub enum About {
+/// What a call does, and for whom.
+pub enum Operation {
     Acquire {
         id: Id,
-        ask: Arc<Ask>,
-        reclaims: bool,
+        options: Arc<Options>,
+        reclaim: bool,
         wait: i64,
     },
-    /// Leases that are renewed, and how many names each has.
-    Leases(Vec<(Id, usize)>),
+    /// Renews leases. Each comes with the number of its names.
+    Keep(Vec<(Id, usize)>),
+    /// Sends the release of this number.
     Release(u64),
+    /// Sends the undo of this number.
     Undo {
         number: u64,
-        ask: Arc<Ask>,
+        options: Arc<Options>,
     },
 }
 
-/// The names that a call is of, and their tokens and ttls; of rows of a table their keys.
+/// The names in a call, with the token and the ttl of each. If there is a table, the names are keys
+/// of its rows.
 #[derive(Clone, Default)]
 pub struct Pairs {
     pub names: Vec<String>,
@@ -125,36 +141,36 @@ pub struct Pairs {
     pub table: Option<RowTable>,
 }
 
-/// A statement that is to be sent.
+/// One statement on one connection.
 pub struct Call {
     pub number: u64,
     pub connection: u64,
-    /// The connection is to be opened first.
+    /// True if the connection is opened first.
     pub opens: bool,
     pub limit: i64,
     pub pairs: Pairs,
-    pub about: About,
+    pub operation: Operation,
 }
 
-/// What has become of a lease.
+/// What has happened to a lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EventKind {
     /// The lease is held.
     Acquired,
     /// The lease was renewed.
     Renewed,
-    /// The lease is ours no more.
+    /// The lease is lost: somebody else may hold it.
     Lost(Reason),
-    /// The lease was given back. Without an answer of the server's it lasts there until its ttl.
+    /// The lease was released. If the server has not answered, it keeps the lease until its ttl.
     Released {
         /// False if the server has not answered.
         confirmed: bool,
     },
-    /// [`Fence::lead`](crate::Fence::lead) leads no more, and goes on.
+    /// [`Fence::lead`](crate::Fence::lead) has stopped leading, and acquires its lease again.
     Interrupted,
 }
 
-/// Why an acquire has no lease.
+/// Why an acquire got no lease.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Denial {
     LeaseTaken { holder: String, remaining: i64, waits_for: Option<WaitsFor> },
@@ -170,9 +186,9 @@ pub enum Denial {
 
 pub enum Effect {
     Call(Arc<Call>),
-    /// The connection ends, and nothing waits for what hangs in it.
+    /// Ends the connection at once, whatever hangs in it.
     Cut(u64),
-    /// The connection ends as it should.
+    /// Closes the connection as it should be closed.
     HangUp(u64),
     Event {
         kind: EventKind,
@@ -181,16 +197,19 @@ pub enum Effect {
         remaining: i64,
         is_other_role: bool,
     },
+    /// Replies to an acquire: with its lease, if there is no denial.
     Reply {
         id: Id,
         denial: Option<Denial>,
         sqlstate: Option<String>,
         in_doubt: bool,
     },
+    /// Logs that an outage of the heartbeat has begun, with the code of the error.
     NotRenewed(String),
-    /// An outage has begun for which acquires wait: one of them, and the code of its error.
+    /// Logs that an outage has begun for whose end acquires wait, with one of them and the code of
+    /// its error.
     NotAcquired(Id, String),
-    /// So many leases were lost, or were not released.
+    /// Logs the number of leases that were lost for a reason or, without a reason, not released.
     Ended(Option<Reason>, usize),
     Closed,
 }
@@ -203,97 +222,110 @@ enum State {
     Lost(Reason),
 }
 
-/// A lease, from its grant until it is lost or is being given back. Its events begin when it is
-/// held.
+/// One lease, from its grant until it is lost, or its release is queued.
 #[derive(Default)]
-struct Lease {
+struct LeaseState {
     id: Id,
-    ask: Arc<Ask>,
+    options: Arc<Options>,
     token: i64,
     state: State,
+    /// True if another role has acquired the lease, which the server therefore refuses to renew.
     is_other_role: bool,
     deadline: i64,
     beat_at: i64,
-    at_most: i64,
+    /// When `at_most` is over, and the lease is lost.
+    ends_at: i64,
+    /// True while a renewal has no answer.
     is_calling: bool,
-    /// How many last transactions are under way.
-    resting: u32,
-    /// How many transactions of its own worker hold the row of a row lease.
-    touched: u32,
-    /// The lease was released in a transaction that the program goes on with.
-    is_ending: bool,
-    /// False while the last renewal that was sent has had no answer.
-    is_answered: bool,
-    /// Names of a lost lease that the server may still hold.
-    rest: Vec<String>,
+    /// The number of last transactions under way.
+    last_transactions: u32,
+    /// The number of the worker's transactions that have locked the row.
+    row_locks: u32,
+    /// True after a release in a savepoint: the program's transaction has not committed yet.
+    has_uncommitted_release: bool,
+    /// False while the last renewal that was sent has no answer.
+    is_renewal_answered: bool,
+    /// After a loss: the names that the server may still hold for this lease.
+    unreleased: Vec<String>,
 }
 
-impl Lease {
-    fn holds(&self) -> bool {
+impl LeaseState {
+    fn is_held(&self) -> bool {
         self.state == State::Held
     }
 
-    fn lives(&self) -> bool {
+    fn is_live(&self) -> bool {
         matches!(self.state, State::Confirming | State::Held)
     }
 
-    fn rests(&self) -> bool {
-        self.resting > 0 || self.touched > 0
+    fn in_transaction(&self) -> bool {
+        self.last_transactions > 0 || self.row_locks > 0
     }
 
-    /// The error of a row that is confirmed is its caller's.
-    fn is_alone(&self) -> bool {
-        self.ask.table.is_some() && self.state == State::Confirming
+    /// True if the lease must not be renewed now.
+    fn is_busy(&self) -> bool {
+        self.is_calling || self.in_transaction()
     }
 
-    /// The shortest time until the next renewal, if that much is left.
-    fn least(&self, left: i64) -> i64 {
-        SHORTEST_PAUSE.max(self.ask.ttl / 60).min(left / 4)
+    /// True if the next call confirms a row. That call has no other leases: its error is returned
+    /// by `keep_row`, as a name or a value of the key may be wrong.
+    fn confirms_row(&self) -> bool {
+        self.options.table.is_some() && self.state == State::Confirming
     }
 
+    /// The shortest time until the next renewal, if `left` remains until the deadline.
+    fn shortest_interval(&self, left: i64) -> i64 {
+        SHORTEST_PAUSE.max(self.options.ttl / 60).min(left / 4)
+    }
+
+    /// How long the client may believe that it holds the lease, without an input.
     fn remaining(&self, now: i64) -> i64 {
         let left = self.deadline - now;
-        let left = if self.touched > 0 { left.max(1) } else { left };
-        if self.holds() { left.min(self.at_most - now).max(0) } else { 0 }
+        let left = if self.row_locks > 0 { left.max(1) } else { left };
+        if self.is_held() { left.min(self.ends_at - now).max(0) } else { 0 }
     }
 
-    /// When something happens to it by the clock; `is_free`: its connection is.
+    /// The time of the lease's next step by the clock. `is_free`: its connection has no call.
     fn wake(&self, is_free: bool) -> i64 {
-        let is_beating = is_free && !self.rests() && !self.is_calling;
-        let deadline = if self.touched == 0 { self.deadline } else { NEVER };
-        self.at_most.min(deadline).min(if is_beating { self.beat_at } else { NEVER })
+        let deadline = if self.row_locks == 0 { self.deadline } else { NEVER };
+        let beat_at = if is_free && !self.is_busy() { self.beat_at } else { NEVER };
+        self.ends_at.min(deadline).min(beat_at)
     }
 
-    /// The names that the server may have for it.
-    fn pending(&self) -> &[String] {
-        if self.rest.is_empty() { &self.ask.names } else { &self.rest }
+    /// The names that the server may hold for this lease.
+    fn names_on_server(&self) -> &[String] {
+        if self.unreleased.is_empty() { &self.options.names } else { &self.unreleased }
     }
 
     fn event(&self, now: i64, kind: EventKind) -> Effect {
         let is_held = matches!(kind, EventKind::Acquired | EventKind::Renewed);
         let remaining = if is_held { self.deadline - now } else { 0 };
-        let Lease { id, token, is_other_role, .. } = *self;
+        let LeaseState { id, token, is_other_role, .. } = *self;
         Effect::Event { kind, id, token, remaining, is_other_role }
     }
 }
 
-/// An acquire, until it is answered and its last call has ended.
+/// An acquire, until it has its reply and its last call has ended.
 #[derive(Default)]
 struct Request {
-    ask: Arc<Ask>,
-    begun: i64,
+    options: Arc<Options>,
+    requested_at: i64,
+    /// The end of `wait`.
     until: i64,
-    at: i64,
+    /// The time of the next call, and the number of failed calls so far.
+    due_at: i64,
     tries: u32,
-    is_asking: bool,
-    /// It waits for the end of an outage.
-    is_out: bool,
-    is_over: bool,
+    /// True while a call has no answer.
+    is_calling: bool,
+    /// True while it waits for the end of an outage.
+    in_outage: bool,
+    /// True once it has its reply.
+    has_ended: bool,
     is_granted: bool,
     doubt: Option<Doubt>,
 }
 
-/// A call was sent and has had no answer: until then it may still be carried out.
+/// A call was sent and got no answer: the server may carry it out until then.
 #[derive(Clone, Copy, Default)]
 struct Doubt {
     sent: i64,
@@ -301,74 +333,80 @@ struct Doubt {
 }
 
 impl Request {
-    fn waits_for_turn(&self) -> bool {
-        !self.is_over && !self.is_asking && !self.is_granted
+    /// True if it waits to send its next acquire.
+    fn is_queued(&self) -> bool {
+        !self.has_ended && !self.is_calling && !self.is_granted
     }
 
+    /// The time of its next step by the clock. `is_free`: the shared connection has no call.
     fn wake(&self, is_free: bool) -> i64 {
-        if self.ask.is_own() || is_free {
-            self.at.min(self.until + LONGEST_QUEUE)
+        if self.options.acquires_separately() || is_free {
+            self.due_at.min(self.until + QUEUE_TIMEOUT)
         } else {
-            self.until + LONGEST_QUEUE
+            self.until + QUEUE_TIMEOUT
         }
     }
 
     fn is_due(&self, now: i64) -> bool {
-        self.waits_for_turn() && self.at <= now
+        self.is_queued() && self.due_at <= now
     }
 }
 
-/// Releases what an acquire in doubt may have been granted.
+/// Releases what the server may have granted to an acquire that got no answer.
 #[derive(Default)]
 struct Undo {
-    ask: Arc<Ask>,
+    options: Arc<Options>,
     doubt: Doubt,
-    at: i64,
+    due_at: i64,
     tries: u32,
     is_calling: bool,
 }
 
-/// Leases that are given back together.
+/// A release of some leases, from its queueing to its answer or its end without one.
 #[derive(Default)]
 struct Release {
-    leases: Vec<Lease>,
-    at: i64,
+    leases: Vec<LeaseState>,
+    due_at: i64,
+    /// The end of the retry time.
     until: i64,
     tries: u32,
     is_calling: bool,
+    /// True if an earlier attempt may have released the leases.
     is_in_doubt: bool,
+    /// True if no other release joins its call.
     is_alone: bool,
 }
 
 impl Release {
     fn table(&self) -> Option<&RowTable> {
-        self.leases[0].ask.table.as_ref()
+        self.leases[0].options.table.as_ref()
     }
 
     fn is_due(&self, now: i64) -> bool {
-        !self.is_calling && self.at <= now
+        !self.is_calling && self.due_at <= now
     }
 
+    /// The time of its next step by the clock. `is_free`: the shared connection has no call.
     fn wake(&self, is_free: bool) -> i64 {
         match (self.is_calling, is_free) {
             (true, _) => NEVER,
-            (_, true) => self.at.min(self.until),
+            (_, true) => self.due_at.min(self.until),
             (..) => self.until,
         }
     }
 }
 
-/// A call that has had no answer.
-struct Pending {
+/// A call that has no answer yet.
+struct PendingCall {
     call: Arc<Call>,
     /// None while the connection is being opened.
     sent: Option<i64>,
     until: i64,
 }
 
-/// Whose connection it is.
+/// The owner of a connection. The shared connection belongs to the machine itself.
 #[derive(Clone, Copy, PartialEq)]
-enum Place {
+enum Owner {
     Shared,
     Request(Id),
     Lease(Id),
@@ -376,62 +414,242 @@ enum Place {
 }
 
 struct Connection {
-    /// None if the connection ends after the call on it.
-    place: Option<Place>,
-    /// Errors in a row.
+    /// None if the connection is closed after the call on it.
+    owner: Option<Owner>,
+    /// The number of errors in a row.
     errors: u32,
 }
 
-/// All leases of a fence.
+/// The machine of all leases of a fence.
 #[derive(Default)]
 pub struct LeaseStates {
-    /// Between 0 and 1000: it makes the pauses of clients differ.
-    spread: i64,
-    /// How long a renewal may take at most.
+    /// Between 0 and 1000. It shortens the pauses, so that clients do not retry at the same time.
+    jitter: i64,
+    /// The longest limit of a renewal.
     pub longest_beat: i64,
     now: i64,
     effects: Vec<Effect>,
-    /// How many leases this input has ended, for the log.
-    ended: Vec<(Option<Reason>, usize)>,
-    leases: BTreeMap<Id, Lease>,
+    /// The number of leases that this input has ended, by reason, for the log.
+    logs: Vec<(Option<Reason>, usize)>,
+    leases: BTreeMap<Id, LeaseState>,
     requests: BTreeMap<Id, Request>,
     undos: BTreeMap<u64, Undo>,
     releases: BTreeMap<u64, Release>,
-    calls: BTreeMap<u64, Pending>,
+    calls: BTreeMap<u64, PendingCall>,
     connections: BTreeMap<u64, Connection>,
     /// The call on the shared connection.
-    calling: Option<u64>,
+    shared_call: Option<u64>,
     last_call: u64,
     last_connection: u64,
+    /// The last number of an undo or a release.
     last_number: u64,
-    /// Heartbeats in a row.
-    beats: u32,
-    is_out: bool,
+    beats_in_a_row: u32,
+    in_outage: bool,
     is_loss_logged: bool,
     closed_at: Option<i64>,
-    is_done: bool,
+    has_closed: bool,
 }
 
 impl LeaseStates {
-    pub fn new(spread: i64, longest_beat: i64) -> LeaseStates {
-        LeaseStates { spread, longest_beat, ..LeaseStates::default() }
+    pub fn new(jitter: i64, longest_beat: i64) -> LeaseStates {
+        LeaseStates { jitter, longest_beat, ..LeaseStates::default() }
     }
 
-    /// Takes an input, and returns what is to be carried out. The clock goes first: it ends calls
-    /// that are past their limit, but the one that is answered.
+    // Inputs from the program. Each is passed to `step`.
+
+    pub fn acquire(&mut self, id: Id, options: Arc<Options>) {
+        let (now, is_row) = (self.now, options.table.is_some());
+        let (token, claimed_at) = (options.token, now - options.ttl);
+        let until = now + options.wait;
+        let request =
+            Request { options, requested_at: now, until, due_at: now, ..Request::default() };
+        self.requests.insert(id, request);
+        if self.closed_at.is_some() {
+            self.reply(id, Some(Denial::Closed), None);
+        } else if is_row {
+            // The program has claimed the row at an unknown time, so a renewal confirms it first.
+            self.granted(id, token, claimed_at);
+        }
+    }
+
+    pub fn give_up(&mut self, id: Id) {
+        self.reply(id, Some(Denial::GivenUp), None);
+    }
+
+    pub fn release(&mut self, id: Id) {
+        let Some(lease) = self.leases.get(&id) else { return };
+        if lease.is_held() {
+            self.queue_release(id, false);
+        } else if !lease.is_live() {
+            self.release_after_loss(id);
+        }
+    }
+
+    /// Takes the stage of a transaction that releases these leases.
+    pub fn last_transaction(&mut self, ids: &[Id], stage: Stage) {
+        for &id in ids {
+            let Some(lease) = self.leases.get_mut(&id) else { continue };
+            if stage == Stage::Begins {
+                lease.last_transactions += 1;
+                continue;
+            }
+            lease.last_transactions -= 1;
+            match stage {
+                _ if !lease.is_held() => {}
+                Stage::Committed => self.mark_released(id),
+                Stage::InDoubt => self.queue_release(id, true),
+                _ => {
+                    lease.beat_at = self.now;
+                    lease.has_uncommitted_release = stage == Stage::Inner;
+                }
+            }
+        }
+    }
+
+    /// The worker's transaction has locked the row, which nobody else can claim meanwhile.
+    pub fn row_locked(&mut self, id: Id) {
+        update(&mut self.leases, [id], |lease| lease.row_locks += 1);
+    }
+
+    /// The transaction that has locked the row has ended.
+    pub fn row_unlocked(&mut self, id: Id) {
+        let now = self.now;
+        update(&mut self.leases, [id], |lease| {
+            lease.row_locks -= 1;
+            lease.beat_at = lease.beat_at.min(now);
+        });
+        self.end_by_clock(0);
+    }
+
+    /// A guard was refused: a renewal at once says if the leases are lost.
+    pub fn suspect(&mut self, ids: &[Id]) {
+        let now = self.now;
+        update(&mut self.leases, ids.iter().copied(), |lease| lease.beat_at = now);
+    }
+
+    pub fn close(&mut self) {
+        self.closed_at.get_or_insert(self.now);
+        for id in keys(&self.requests, |_| true) {
+            self.reply(id, Some(Denial::Closed), None);
+        }
+        for id in keys(&self.leases, LeaseState::is_held) {
+            self.queue_release(id, false);
+        }
+    }
+
+    // Inputs from the connections.
+
+    /// The connection of a call with `opens` is established, and the call is sent next.
+    pub fn sent(&mut self, number: u64) {
+        if self.calls.get(&number).is_some_and(|pending| pending.sent.is_none()) {
+            self.mark_sent(number);
+        }
+    }
+
+    pub fn answered(&mut self, number: u64, answer: Answer) {
+        let Some(PendingCall { call, sent, .. }) = self.end_call(number) else { return };
+        let sent = sent.unwrap_or(self.now);
+        (self.in_outage, self.is_loss_logged) = (false, false);
+        if let Some(connection) = self.connections.get_mut(&call.connection) {
+            connection.errors = 0;
+            if connection.owner.is_none() {
+                self.connections.remove(&call.connection);
+                self.effects.push(Effect::HangUp(call.connection));
+            }
+        }
+        match (&call.operation, answer) {
+            (&Operation::Acquire { id, .. }, Answer::Granted(token)) => {
+                self.granted(id, token, sent);
+            }
+            (&Operation::Acquire { id, .. }, Answer::Taken { holder, remaining, state }) => {
+                self.taken(id, sent, holder, remaining, &state);
+            }
+            (Operation::Keep(leases), Answer::Kept(outcomes)) => {
+                self.keep_answered(leases, &outcomes, sent);
+            }
+            (&Operation::Release(number), Answer::Released(released)) => {
+                self.release_answered(number, &released);
+            }
+            (&Operation::Undo { number, .. }, Answer::Undone(count)) => {
+                self.undo_answered(number, count);
+            }
+            _ => unreachable!("a call is answered by its own rows"),
+        }
+    }
+
+    /// `code` is an SQLSTATE, or `connect` (the connection could not be opened), `misconfigured`
+    /// (it never can be), `unsent` (it had ended before), `ended`, `unreadable` or `panicked`.
+    /// `is_broken`: the connection cannot be used again.
+    pub fn failed(&mut self, number: u64, code: &str, is_broken: bool) {
+        let Some(PendingCall { call, sent, .. }) = self.end_call(number) else { return };
+        let is_opening = sent.is_none();
+        let code = if is_opening && code == "no answer" { "connect" } else { code };
+        if let Some(connection) = self.connections.get_mut(&call.connection) {
+            connection.errors += u32::from(!is_lock_error(code));
+            let is_unused = connection.owner.is_none();
+            let is_useless = is_opening || is_broken || code == "panicked";
+            // After a second error in a row the next call opens another connection.
+            if is_useless || is_connection_error(code) || connection.errors > 1 || is_unused {
+                self.effects.push(Effect::Cut(call.connection));
+                self.forget_connection(call.connection);
+            }
+        }
+        match &call.operation {
+            Operation::Acquire { id, .. } => self.acquire_failed(*id, sent, call.limit, code),
+            Operation::Keep(leases) => {
+                self.keep_failed(leases, &call.pairs.ttls, code, is_opening);
+            }
+            Operation::Release(number) => self.release_failed(*number, code, is_opening),
+            Operation::Undo { number, .. } => self.undo_failed(*number, code),
+        }
+    }
+
+    pub fn disconnected(&mut self, connection: u64) {
+        match self.calls.values().find(|pending| pending.call.connection == connection) {
+            Some(pending) => self.failed(pending.call.number, "ended", true),
+            None => self.forget_connection(connection),
+        }
+    }
+
+    pub fn heartbeat_died(&mut self) {
+        for id in keys(&self.leases, LeaseState::is_held) {
+            self.mark_lost(id, Reason::Heartbeat, self.leases[&id].options.names.clone());
+        }
+    }
+
+    // What a program may read at any time, without an input.
+
+    /// How long the client may believe that it holds the lease.
+    pub fn remaining(&self, now: i64, id: Id) -> i64 {
+        self.leases.get(&id).map_or(0, |lease| lease.remaining(now))
+    }
+
+    /// Returns why the lease is not held, and if it is another role's; None if it is held.
+    pub fn end_reason(&self, id: Id) -> Option<(Reason, bool)> {
+        match self.leases.get(&id).map(|lease| (lease.state, lease.is_other_role)) {
+            Some((State::Held, _)) => None,
+            Some((State::Lost(reason), is_other_role)) => Some((reason, is_other_role)),
+            _ => Some((Reason::Released, false)),
+        }
+    }
+
+    // Time. Each step first ends what has ended by its time.
+
+    /// Takes an input, and returns the effects. If the input answers a call, its number is
+    /// `answer_to`, and the limit of that call is not applied.
     pub fn step(
         &mut self,
         now: i64,
-        answered: u64,
+        answer_to: u64,
         input: impl FnOnce(&mut LeaseStates),
     ) -> Vec<Effect> {
         self.now = now;
-        self.end_by_clock(answered);
+        self.end_by_clock(answer_to);
         input(self);
-        self.send();
-        for (reason, count) in take(&mut self.ended) {
-            // An outage is one line of the log, and so are the losses by it.
-            let is_of_outage = reason == Some(Reason::Deadline) && self.is_out;
+        self.send_due_calls();
+        for (reason, count) in take(&mut self.logs) {
+            // An outage writes one line to the log, and all losses by it write one more.
+            let is_of_outage = reason == Some(Reason::Deadline) && self.in_outage;
             if !is_of_outage || !self.is_loss_logged {
                 self.effects.push(Effect::Ended(reason, count));
             }
@@ -440,562 +658,440 @@ impl LeaseStates {
         take(&mut self.effects)
     }
 
-    // What the program asks. Each of these is an input, within a step.
-
-    pub fn acquire(&mut self, id: Id, ask: Arc<Ask>) {
-        let (now, is_row) = (self.now, ask.table.is_some());
-        let (token, claimed) = (ask.token, now - ask.ttl);
-        let until = now + ask.wait;
-        let request = Request { ask, begun: now, until, at: now, ..Request::default() };
-        self.requests.insert(id, request);
-        if self.closed_at.is_some() {
-            self.finish(id, Some(Denial::Closed), None);
-        } else if is_row {
-            // When it was claimed is not known here: too long ago to be believed unconfirmed.
-            self.granted(id, token, claimed);
-        }
-    }
-
-    pub fn give_up(&mut self, id: Id) {
-        self.finish(id, Some(Denial::GivenUp), None);
-    }
-
-    pub fn release(&mut self, id: Id) {
-        let Some(l) = self.leases.get(&id) else { return };
-        if l.holds() || !l.lives() && !l.rest.is_empty() && !self.is_done {
-            self.give_back(id, false);
-        } else if !l.lives() {
-            self.leases.remove(&id);
-            self.hang_up(Place::Lease(id));
-        }
-    }
-
-    /// Tells how far the transaction has come that releases these.
-    pub fn last(&mut self, ids: &[Id], stage: Stage) {
-        for &id in ids {
-            let Some(l) = self.leases.get_mut(&id) else { continue };
-            if stage == Stage::Begins {
-                l.resting += 1;
-                continue;
-            }
-            l.resting -= 1;
-            match stage {
-                _ if !l.holds() => {}
-                Stage::Committed => self.released(id),
-                Stage::InDoubt => self.give_back(id, true),
-                _ => (l.beat_at, l.is_ending) = (self.now, stage == Stage::Inner),
-            }
-        }
-    }
-
-    /// A transaction of the worker's has written the row of a row lease.
-    pub fn touches(&mut self, id: Id) {
-        each(&mut self.leases, [id], |l| l.touched += 1);
-    }
-
-    /// That transaction has ended.
-    pub fn ended(&mut self, id: Id) {
-        let now = self.now;
-        each(&mut self.leases, [id], |l| {
-            (l.touched, l.beat_at) = (l.touched - 1, l.beat_at.min(now));
-        });
-        self.end_by_clock(0);
-    }
-
-    /// A guard was refused: the next renewal tells.
-    pub fn suspect(&mut self, ids: &[Id]) {
-        let now = self.now;
-        each(&mut self.leases, ids.iter().copied(), |l| l.beat_at = now);
-    }
-
-    pub fn close(&mut self) {
-        self.closed_at.get_or_insert(self.now);
-        for id in keys(&self.requests, |_| true) {
-            self.finish(id, Some(Denial::Closed), None);
-        }
-        for id in keys(&self.leases, Lease::holds) {
-            self.give_back(id, false);
-        }
-    }
-
-    /// What keeps the leases has died.
-    pub fn died(&mut self) {
-        for id in keys(&self.leases, Lease::holds) {
-            self.lose(id, Reason::Heartbeat, self.leases[&id].ask.names.clone());
-        }
-    }
-
-    // What the connections say
-
-    /// The connection of a call that opens one is there, and the call is sent next.
-    pub fn sent(&mut self, number: u64) {
-        let pending = self.calls.get_mut(&number).filter(|one| one.sent.is_none());
-        let Some(Pending { call, sent, until }) = pending else { return };
-        (*sent, *until) = (Some(self.now), self.now + call.limit);
-        if let About::Leases(leases) = &call.about {
-            let ids = leases.iter().map(|(id, _)| *id);
-            each(&mut self.leases, ids, |l| l.is_answered = false);
-        }
-    }
-
-    pub fn answered(&mut self, number: u64, answer: Answer) {
-        let Some(Pending { call, sent, .. }) = self.end_call(number) else { return };
-        let sent = sent.unwrap_or(self.now);
-        (self.is_out, self.is_loss_logged) = (false, false);
-        if let Some(connection) = self.connections.get_mut(&call.connection) {
-            connection.errors = 0;
-            if connection.place.is_none() {
-                self.connections.remove(&call.connection);
-                self.effects.push(Effect::HangUp(call.connection));
-            }
-        }
-        match (&call.about, answer) {
-            (&About::Acquire { id, .. }, Answer::Granted(token)) => {
-                self.granted(id, token, sent);
-            }
-            (&About::Acquire { id, .. }, Answer::Taken { holder, remaining, state }) => {
-                self.taken(id, sent, holder, remaining, &state);
-            }
-            (About::Leases(leases), Answer::Kept(outcomes)) => {
-                self.kept(leases, &outcomes, sent);
-            }
-            (&About::Release(number), Answer::Released(is)) => {
-                self.release_answered(number, &is);
-            }
-            (&About::Undo { number, .. }, Answer::Undone(count)) => self.undone(number, count),
-            _ => unreachable!("a call is answered by its own rows"),
-        }
-    }
-
-    /// The code is an SQLSTATE, `connect`, `unsent`, `ended`, `unreadable` or `panicked`.
-    pub fn failed(&mut self, number: u64, code: &str, is_broken: bool) {
-        let Some(Pending { call, sent, .. }) = self.end_call(number) else { return };
-        let is_opening = sent.is_none();
-        let code = if is_opening && code == "no answer" { "connect" } else { code };
-        if let Some(connection) = self.connections.get_mut(&call.connection) {
-            connection.errors += u32::from(!is_locked(code));
-            let is_leaving = connection.place.is_none();
-            // After a second error in a row another connection is tried.
-            let is_of_no_use = is_opening || is_broken || code == "panicked";
-            if is_of_no_use || is_of_connection(code) || connection.errors > 1 || is_leaving {
-                self.effects.push(Effect::Cut(call.connection));
-                self.forget(call.connection);
-            }
-        }
-        match &call.about {
-            About::Acquire { id, .. } => self.acquire_failed(*id, sent, call.limit, code),
-            About::Leases(leases) => self.keep_failed(leases, &call.pairs.ttls, code, is_opening),
-            About::Release(number) => self.release_failed(*number, code, is_opening),
-            About::Undo { number, .. } => self.undo_failed(*number, code),
-        }
-    }
-
-    pub fn disconnected(&mut self, on: u64) {
-        match self.calls.values().find(|one| one.call.connection == on) {
-            Some(one) => self.failed(one.call.number, "ended", true),
-            None => self.forget(on),
-        }
-    }
-
-    // What can be asked at any time
-
-    pub fn remaining(&self, now: i64, id: Id) -> i64 {
-        self.leases.get(&id).map_or(0, |l| l.remaining(now))
-    }
-
-    /// The reason why a lease is not held, and whether it is another role's.
-    pub fn over(&self, id: Id) -> Option<(Reason, bool)> {
-        match self.leases.get(&id).map(|l| (l.state, l.is_other_role)) {
-            Some((State::Held, _)) => None,
-            Some((State::Lost(reason), is_other_role)) => Some((reason, is_other_role)),
-            _ => Some((Reason::Released, false)),
-        }
-    }
-
-    /// When to tick, at the latest; `NEVER` if there is nothing to do.
+    /// The latest time of the next step, or `NEVER` if there is nothing to do.
     pub fn wake(&self, now: i64) -> i64 {
-        let is_free = self.calling.is_none();
-        let (leases, requests) = (self.leases.values(), self.requests.values());
-        let leases = leases.filter(|l| l.lives()).map(|l| l.wake(is_free || self.is_own(l)));
-        let requests = requests.filter(|r| r.waits_for_turn()).map(|r| r.wake(is_free));
+        let is_free = self.shared_call.is_none();
+        let live = self.leases.values().filter(|lease| lease.is_live());
+        let leases = live.map(|lease| lease.wake(is_free || self.confirms_separately(lease)));
+        let queued = self.requests.values().filter(|request| request.is_queued());
+        let requests = queued.map(|request| request.wake(is_free));
         let releases = self.releases.values().map(|release| release.wake(is_free));
-        let undos = self.undos.values().filter(|undo| !undo.is_calling).map(|undo| undo.at);
-        let calls = self.calls.values().map(|call| call.until);
-        let closing = self.closed_at.filter(|_| !self.is_done).map(|at| at + CLOSING);
-        let all = leases.chain(requests).chain(releases).chain(undos).chain(calls).chain(closing);
-        all.min().map_or(NEVER, |next| next.min(now + LOOK_AGAIN).max(now))
+        let undos = self.undos.values().filter(|undo| !undo.is_calling).map(|undo| undo.due_at);
+        let calls = self.calls.values().map(|pending| pending.until);
+        let close = self.closed_at.filter(|_| !self.has_closed).map(|at| at + CLOSE_TIMEOUT);
+        let all = leases.chain(requests).chain(releases).chain(undos).chain(calls).chain(close);
+        all.min().map_or(NEVER, |next| next.min(now + CHECK_INTERVAL).max(now))
     }
 
-    // The clock goes first, whatever comes
-
-    fn end_by_clock(&mut self, answered: u64) {
+    fn end_by_clock(&mut self, answer_to: u64) {
         let now = self.now;
-        for id in keys(&self.leases, |l| l.lives() && l.deadline.min(l.at_most) <= now) {
-            let l = &self.leases[&id];
-            if l.holds() && l.at_most <= now {
-                self.lose(id, Reason::AtMost, l.ask.names.clone());
-            } else if l.deadline <= now && l.touched == 0 {
-                // A renewal without an answer may have come through all the same.
-                let rest = if l.is_answered { Vec::new() } else { l.ask.names.clone() };
-                self.lose(id, Reason::Deadline, rest);
+        let may_end = |lease: &LeaseState| lease.deadline.min(lease.ends_at) <= now;
+        for id in keys(&self.leases, |lease| lease.is_live() && may_end(lease)) {
+            let lease = &self.leases[&id];
+            if lease.is_held() && lease.ends_at <= now {
+                self.mark_lost(id, Reason::AtMost, lease.options.names.clone());
+            } else if lease.deadline <= now && lease.row_locks == 0 {
+                // The server may have received a renewal that got no answer.
+                let is_answered = lease.is_renewal_answered;
+                let unreleased = if is_answered { Vec::new() } else { lease.options.names.clone() };
+                self.mark_lost(id, Reason::Deadline, unreleased);
             }
         }
-        let is_late = !self.is_done && self.closed_at.is_some_and(|at| now >= at + CLOSING);
-        let is_over = |one: &Pending| one.call.number != answered && one.until <= now || is_late;
-        for number in keys(&self.calls, is_over) {
+        let is_late =
+            !self.has_closed && self.closed_at.is_some_and(|at| now >= at + CLOSE_TIMEOUT);
+        let has_ended = |pending: &PendingCall| {
+            pending.call.number != answer_to && pending.until <= now || is_late
+        };
+        for number in keys(&self.calls, has_ended) {
             self.failed(number, "no answer", true);
         }
         if is_late {
             self.undos.clear();
         }
-        let is_over = |release: &Release| !release.is_calling && (is_late || release.until <= now);
-        for number in keys(&self.releases, is_over) {
-            self.unconfirmed(number);
+        let has_ended =
+            |release: &Release| !release.is_calling && (is_late || release.until <= now);
+        for number in keys(&self.releases, has_ended) {
+            self.abandon_release(number);
         }
-        for id in keys(&self.requests, |r| r.waits_for_turn()) {
-            if now >= self.requests[&id].until + LONGEST_QUEUE {
-                self.finish(id, Some(Denial::NoConnection), None);
+        for id in keys(&self.requests, Request::is_queued) {
+            if now >= self.requests[&id].until + QUEUE_TIMEOUT {
+                self.reply(id, Some(Denial::NoConnection), None);
             }
         }
     }
 
-    // Calls: one at a time on the connection that all share, where none waits for anybody
+    // Calls. The shared connection has one call at a time, and none of them waits in the server.
 
-    fn send(&mut self) {
+    fn send_due_calls(&mut self) {
         let now = self.now;
-        for id in keys(&self.requests, |r| r.ask.is_own() && r.is_due(now)) {
-            self.try_to_acquire(id);
+        let is_due = |request: &Request| request.is_due(now);
+        for id in keys(&self.requests, |one| one.options.acquires_separately() && is_due(one)) {
+            self.send_acquire(id);
         }
-        for number in keys(&self.undos, |undo| !undo.is_calling && undo.at <= now) {
+        for number in keys(&self.undos, |undo| !undo.is_calling && undo.due_at <= now) {
             let Some(undo) = self.undos.get_mut(&number) else { continue };
             undo.is_calling = true;
-            let (ask, limit) = (undo.ask.clone(), own_limit(undo.ask.ttl));
-            let pairs = Pairs { names: ask.names.clone(), ..Pairs::default() };
-            self.start(Place::Undo(number), limit, pairs, About::Undo { number, ask });
+            let (options, limit) = (undo.options.clone(), own_limit(undo.options.ttl));
+            let pairs = Pairs { names: options.names.clone(), ..Pairs::default() };
+            let operation = Operation::Undo { number, options };
+            self.send_call(Owner::Undo(number), limit, pairs, operation);
         }
-        for id in keys(&self.leases, |l| self.is_own(l) && !l.is_calling && l.beat_at <= now) {
-            self.keep(&[id], Place::Lease(id));
+        let is_due = |lease: &LeaseState| !lease.is_calling && lease.beat_at <= now;
+        for id in keys(&self.leases, |lease| self.confirms_separately(lease) && is_due(lease)) {
+            self.send_renewal(&[id], Owner::Lease(id));
         }
-        if self.calling.is_none() {
-            self.send_shared();
+        if self.shared_call.is_none() {
+            self.send_on_shared_connection();
         }
-        self.rest();
+        self.end_if_idle();
     }
 
-    fn send_shared(&mut self) {
+    fn send_on_shared_connection(&mut self) {
         let now = self.now;
-        let due = self.leases.values().filter(|l| self.is_beat_due(l, now));
-        let beat = due.min_by_key(|l| l.beat_at);
-        let release = keys(&self.releases, |release| release.is_due(now)).first().copied();
-        let request = keys(&self.requests, |r| !r.ask.is_own() && r.is_due(now)).first().copied();
-        // Heartbeats go first. After two of them something else has its turn.
-        let is_others_turn = self.beats >= MOST_BEATS && (release.is_some() || request.is_some());
-        if let Some(beat) = beat.filter(|_| !is_others_turn) {
-            let along = self.along(beat);
-            self.beats += 1;
-            self.keep(&along, Place::Shared);
+        let due = self.leases.values().filter(|lease| self.is_renewable_by(lease, now));
+        let first = due.min_by_key(|lease| lease.beat_at);
+        let due = keys(&self.releases, |release| release.is_due(now));
+        let release = due.first().copied();
+        let is_shared = |request: &Request| !request.options.acquires_separately();
+        let due = keys(&self.requests, |request| is_shared(request) && request.is_due(now));
+        let request = due.first().copied();
+        // Heartbeats go first, but after two in a row another call has its turn.
+        let is_others_turn =
+            self.beats_in_a_row >= MAX_BEATS_IN_A_ROW && (release.is_some() || request.is_some());
+        if let Some(first) = first.filter(|_| !is_others_turn) {
+            let renewable = self.renewable_with(first);
+            self.beats_in_a_row += 1;
+            self.send_renewal(&renewable, Owner::Shared);
             return;
         }
-        self.beats = 0;
+        self.beats_in_a_row = 0;
         if let Some(number) = release {
             self.send_release(number);
         } else if let Some(id) = request {
-            self.try_to_acquire(id);
+            self.send_acquire(id);
         }
     }
 
-    /// True while the lease is confirmed over a connection of its own.
-    fn is_own(&self, l: &Lease) -> bool {
-        l.state == State::Confirming && self.on(Place::Lease(l.id)).is_some()
+    /// True if the connection that has acquired the lease confirms it.
+    fn confirms_separately(&self, lease: &LeaseState) -> bool {
+        lease.state == State::Confirming && self.connection_of(Owner::Lease(lease.id)).is_some()
     }
 
-    fn is_beat_due(&self, l: &Lease, by: i64) -> bool {
-        l.lives() && !l.rests() && !l.is_calling && l.beat_at <= by && !self.is_own(l)
+    /// True if the shared connection may renew the lease, and it is due by that time.
+    fn is_renewable_by(&self, lease: &LeaseState, time: i64) -> bool {
+        let is_due = lease.is_live() && lease.beat_at <= time;
+        is_due && !lease.is_busy() && !self.confirms_separately(lease)
     }
 
-    /// The leases that are renewed with this one: those that are due soon, the earliest first.
-    fn along(&self, first: &Lease) -> Vec<Id> {
-        if first.is_alone() {
+    /// Returns the leases to renew in one call with `first`: the earliest first.
+    fn renewable_with(&self, first: &LeaseState) -> Vec<Id> {
+        if first.confirms_row() {
             return vec![first.id];
         }
-        let is_like = |l: &&Lease| {
-            let is_due = self.is_beat_due(l, self.now + l.ask.ttl / 6);
-            is_due && l.ask.table == first.ask.table && !l.is_alone()
+        let joins = |lease: &&LeaseState| {
+            let is_soon = self.is_renewable_by(lease, self.now + lease.options.ttl / 6);
+            is_soon && lease.options.table == first.options.table && !lease.confirms_row()
         };
-        let mut due: Vec<_> = self.leases.values().filter(is_like).collect();
-        due.sort_by_key(|l| l.beat_at);
-        let count = fitting(MOST_PAIRS, due.iter().map(|l| l.ask.names.len()));
-        due[..count].iter().map(|l| l.id).collect()
+        let mut soon: Vec<_> = self.leases.values().filter(joins).collect();
+        soon.sort_by_key(|lease| lease.beat_at);
+        let count = count_within(MAX_PAIRS, soon.iter().map(|lease| lease.options.names.len()));
+        soon[..count].iter().map(|lease| lease.id).collect()
     }
 
-    fn keep(&mut self, ids: &[Id], place: Place) {
-        each(&mut self.leases, ids.iter().copied(), |l| l.is_calling = true);
-        let all: Vec<_> = ids.iter().map(|id| &self.leases[id]).collect();
-        let about = About::Leases(all.iter().map(|l| (l.id, l.ask.names.len())).collect());
-        let (limit, pairs) = (self.limit().min(self.longest_beat), pairs(all));
-        self.start(place, limit, pairs, about);
+    fn send_renewal(&mut self, ids: &[Id], owner: Owner) {
+        update(&mut self.leases, ids.iter().copied(), |lease| lease.is_calling = true);
+        let leases: Vec<_> = ids.iter().map(|id| &self.leases[id]).collect();
+        let counts = leases.iter().map(|lease| (lease.id, lease.options.names.len()));
+        let operation = Operation::Keep(counts.collect());
+        let (limit, pairs) = (self.limit().min(self.longest_beat), pairs(leases));
+        self.send_call(owner, limit, pairs, operation);
     }
 
-    /// Sends a call, over the connection of that place, which is opened if there is none.
-    fn start(&mut self, place: Place, limit: i64, pairs: Pairs, about: About) {
+    /// Sends a call on its owner's connection, which is opened if there is none.
+    fn send_call(&mut self, owner: Owner, limit: i64, pairs: Pairs, operation: Operation) {
         self.last_call += 1;
         let number = self.last_call;
-        let (open, until) = (self.on(place), self.now + limit.max(SHORTEST_OPENING));
-        let on = open.unwrap_or_else(|| {
+        let (existing, until) = (self.connection_of(owner), self.now + limit.max(SHORTEST_OPENING));
+        let connection = existing.unwrap_or_else(|| {
             self.last_connection += 1;
-            let connection = Connection { place: Some(place), errors: 0 };
-            self.connections.insert(self.last_connection, connection);
+            let opened = Connection { owner: Some(owner), errors: 0 };
+            self.connections.insert(self.last_connection, opened);
             self.last_connection
         });
-        if place == Place::Shared {
-            self.calling = Some(number);
+        if owner == Owner::Shared {
+            self.shared_call = Some(number);
         }
-        let opens = open.is_none();
-        let call = Arc::new(Call { number, connection: on, opens, limit, pairs, about });
-        self.calls.insert(number, Pending { call: call.clone(), sent: None, until });
+        let opens = existing.is_none();
+        let call = Arc::new(Call { number, connection, opens, limit, pairs, operation });
+        self.calls.insert(number, PendingCall { call: call.clone(), sent: None, until });
         if !opens {
-            self.sent(number);
+            self.mark_sent(number);
         }
         self.effects.push(Effect::Call(call));
     }
 
-    /// A third of the smallest ttl of all that are held.
-    fn limit(&self) -> i64 {
-        let ttls = self.leases.values().filter(|l| l.lives()).map(|l| l.ask.ttl / 3);
-        ttls.fold(LONGEST_CALL, i64::min)
+    fn mark_sent(&mut self, number: u64) {
+        let Some(PendingCall { call, sent, until }) = self.calls.get_mut(&number) else { return };
+        (*sent, *until) = (Some(self.now), self.now + call.limit);
+        if let Operation::Keep(leases) = &call.operation {
+            let ids = leases.iter().map(|(id, _)| *id);
+            update(&mut self.leases, ids, |lease| lease.is_renewal_answered = false);
+        }
     }
 
-    /// How long conflicts and releases are tried again.
-    fn patience(&self, ttl: i64) -> i64 {
-        self.limit().min(ttl / 3).max(LEAST_PATIENCE)
+    /// The limit of a call: a third of the smallest ttl of all live leases.
+    fn limit(&self) -> i64 {
+        let live = self.leases.values().filter(|lease| lease.is_live());
+        live.map(|lease| lease.options.ttl / 3).fold(LONGEST_CALL, i64::min)
+    }
+
+    /// How long conflicts and releases are retried.
+    fn retry_time(&self, ttl: i64) -> i64 {
+        self.limit().min(ttl / 3).max(SHORTEST_RETRY_TIME)
     }
 
     fn pause(&self, ttl: i64) -> i64 {
-        spread((ttl / 12).clamp(SHORTEST_PAUSE, LONGEST_PAUSE), self.spread)
+        jittered((ttl / 12).clamp(SHORTEST_PAUSE, LONGEST_PAUSE), self.jitter)
     }
 
-    /// Takes a call that has ended out of the calls.
-    fn end_call(&mut self, number: u64) -> Option<Pending> {
+    /// Removes a call that has ended from the calls, and returns it.
+    fn end_call(&mut self, number: u64) -> Option<PendingCall> {
         let ended = self.calls.remove(&number)?;
-        self.calling.take_if(|calling| *calling == number);
-        match &ended.call.about {
-            About::Acquire { id, .. } => each(&mut self.requests, [*id], |r| r.is_asking = false),
-            About::Leases(leases) => {
+        self.shared_call.take_if(|shared_call| *shared_call == number);
+        match &ended.call.operation {
+            Operation::Acquire { id, .. } => {
+                update(&mut self.requests, [*id], |request| request.is_calling = false);
+            }
+            Operation::Keep(leases) => {
                 let ids = leases.iter().map(|(id, _)| *id);
-                each(&mut self.leases, ids, |l| l.is_calling = false);
+                update(&mut self.leases, ids, |lease| lease.is_calling = false);
             }
-            About::Release(number) => {
-                each(&mut self.releases, [*number], |one| one.is_calling = false);
+            Operation::Release(number) => {
+                update(&mut self.releases, [*number], |release| release.is_calling = false);
             }
-            About::Undo { number, .. } => {
-                each(&mut self.undos, [*number], |one| one.is_calling = false);
+            Operation::Undo { number, .. } => {
+                update(&mut self.undos, [*number], |undo| undo.is_calling = false);
             }
         }
         Some(ended)
     }
 
-    // Connections
+    // Connections.
 
-    fn on(&self, place: Place) -> Option<u64> {
+    fn connection_of(&self, owner: Owner) -> Option<u64> {
         let mut all = self.connections.iter();
-        all.find(|(_, one)| one.place == Some(place)).map(|(&number, _)| number)
+        all.find(|(_, connection)| connection.owner == Some(owner)).map(|(&number, _)| number)
     }
 
-    /// Forgets a connection, which has ended. A session lease ends with its connection.
-    fn forget(&mut self, on: u64) {
-        let connection = self.connections.remove(&on);
-        if let Some(Place::Lease(id)) = connection.and_then(|connection| connection.place)
-            && self.leases.get(&id).is_some_and(|l| l.ask.is_session && l.lives())
+    /// Forgets a connection that has ended. The session lease on it is lost.
+    fn forget_connection(&mut self, number: u64) {
+        let connection = self.connections.remove(&number);
+        if let Some(Owner::Lease(id)) = connection.and_then(|connection| connection.owner)
+            && self.leases.get(&id).is_some_and(|lease| lease.options.is_session && lease.is_live())
         {
-            self.lose(id, Reason::Session, Vec::new());
+            self.mark_lost(id, Reason::Session, Vec::new());
         }
     }
 
-    /// Ends a connection that nobody needs any more, after the call on it.
-    fn hang_up(&mut self, place: Place) {
-        let Some(on) = self.on(place) else { return };
-        if self.calls.values().any(|one| one.call.connection == on) {
-            self.connections.insert(on, Connection { place: None, errors: 0 });
+    /// Closes the connection of an owner that needs none any more, after the call on it.
+    fn close_connection(&mut self, owner: Owner) {
+        let Some(number) = self.connection_of(owner) else { return };
+        if self.calls.values().any(|pending| pending.call.connection == number) {
+            self.connections.insert(number, Connection { owner: None, errors: 0 });
         } else {
-            self.connections.remove(&on);
-            self.effects.push(Effect::HangUp(on));
+            self.connections.remove(&number);
+            self.effects.push(Effect::HangUp(number));
         }
     }
 
-    /// Ends the shared connection with the last lease, and tells when a closed fence is done.
-    fn rest(&mut self) {
+    /// Closes the shared connection after the last lease, and reports the end of `close`.
+    fn end_if_idle(&mut self) {
         let is_idle = self.calls.is_empty() && self.releases.is_empty() && self.requests.is_empty();
-        if !is_idle || self.leases.values().any(Lease::lives) {
+        if !is_idle || self.leases.values().any(LeaseState::is_live) {
             return;
         }
-        if self.closed_at.is_some() && !self.is_done {
-            self.is_done = true;
+        if self.closed_at.is_some() && !self.has_closed {
+            self.has_closed = true;
             self.undos.clear();
             let left = take(&mut self.connections).into_keys();
             self.effects.extend(left.map(Effect::HangUp));
             self.effects.push(Effect::Closed);
         } else if self.undos.is_empty() {
-            self.hang_up(Place::Shared);
+            self.close_connection(Owner::Shared);
         }
     }
 
-    // Renewals
+    // Renewals.
 
-    fn kept(&mut self, leases: &[(Id, usize)], mut outcomes: &[Outcome], sent: i64) {
+    fn keep_answered(&mut self, leases: &[(Id, usize)], mut outcomes: &[Outcome], sent: i64) {
         let parts = leases.iter().map(|(id, count)| Some((*id, outcomes.split_off(..*count)?)));
         let parts: Vec<_> = parts.flatten().collect();
-        let got_on = parts.iter().any(|(_, of)| of.iter().all(|one| one.is == "kept"));
-        for (id, of) in parts {
-            self.renewal(id, of, sent, got_on);
+        let is_kept = |outcome: &Outcome| outcome.kind == "kept";
+        let kept_any = parts.iter().any(|(_, part)| part.iter().all(is_kept));
+        for (id, part) in parts {
+            self.take_outcomes(id, part, sent, kept_any);
         }
     }
 
-    /// Takes the outcomes of the names of a lease.
-    fn renewal(&mut self, id: Id, of: &[Outcome], sent: i64, got_on: bool) {
-        let (now, pause) = (self.now, self.leases.get(&id).map_or(0, |l| self.pause(l.ask.ttl)));
-        let Some(l) = self.leases.get_mut(&id).filter(|l| l.lives()) else { return };
-        l.is_answered = true;
-        let count = |is: &str| of.iter().filter(|one| one.is == is).count();
+    /// Applies the outcomes of the names of one lease.
+    fn take_outcomes(&mut self, id: Id, outcomes: &[Outcome], sent: i64, kept_any: bool) {
+        let now = self.now;
+        let pause = self.leases.get(&id).map_or(0, |lease| self.pause(lease.options.ttl));
+        let live = self.leases.get_mut(&id).filter(|lease| lease.is_live());
+        let Some(lease) = live else { return };
+        lease.is_renewal_answered = true;
+        let count = |kind: &str| outcomes.iter().filter(|outcome| outcome.kind == kind).count();
         let (gone, refused) = (count("lost"), count("refused"));
-        let again = of.iter().filter_map(|one| one.again_in).min();
+        let again = outcomes.iter().filter_map(|outcome| outcome.again_in).min();
         if gone + refused > 0 {
-            if l.resting > 0 {
+            if lease.last_transactions > 0 {
                 return;
             }
-            if l.is_ending && gone == of.len() {
-                return self.released(id);
+            if lease.has_uncommitted_release && gone == outcomes.len() {
+                return self.mark_released(id);
             }
-            let is_left = |one: &Outcome| matches!(&*one.is, "kept" | "later");
-            let rest = l.ask.names.iter().zip(of).filter(|(_, one)| is_left(one));
-            let rest = rest.map(|(name, _)| name.clone()).collect();
-            let is_denied = |one: &Outcome| one.code == "42501";
-            l.is_other_role = gone == 0 && l.ask.table.is_none() && of.iter().any(is_denied);
-            self.lose(id, if gone > 0 { Reason::Gone } else { Reason::Refused }, rest);
-        } else if count("kept") == of.len() {
-            let remaining = of.iter().map(|one| one.remaining.unwrap_or(0)).min().unwrap_or(0);
-            let (deadline, again) = (sent + window(remaining), again.unwrap_or(NEVER));
-            let bound = remaining / i64::from(BEATS_PER_TTL);
-            l.beat_at = sent + again.max(l.least(remaining)).min(bound);
-            if deadline <= now {
-                return;
-            }
-            (l.deadline, l.is_ending) = (deadline, false);
-            if l.holds() {
-                self.effects.push(l.event(now, EventKind::Renewed));
-            } else {
-                if !l.ask.is_session {
-                    self.hang_up(Place::Lease(id));
-                }
-                self.acquired(id);
-            }
+            let is_left = |outcome: &Outcome| matches!(&*outcome.kind, "kept" | "later");
+            let left = lease.options.names.iter().zip(outcomes);
+            let left = left.filter(|(_, outcome)| is_left(outcome));
+            let unreleased = left.map(|(name, _)| name.clone()).collect();
+            let is_denied = outcomes.iter().any(|outcome| outcome.code == "42501");
+            lease.is_other_role = gone == 0 && lease.options.table.is_none() && is_denied;
+            let reason = if gone > 0 { Reason::Gone } else { Reason::Refused };
+            self.mark_lost(id, reason, unreleased);
+        } else if count("kept") == outcomes.len() {
+            let remaining = outcomes.iter().map(|outcome| outcome.remaining.unwrap_or(0));
+            self.extend(id, sent, remaining.min().unwrap_or(0), again);
         } else {
-            let again = again.filter(|again| *again > 0 || got_on).unwrap_or(pause);
-            // Out of locks: at once, in another transaction, as long as that helps.
-            let least = if again == 0 { 0 } else { l.least(l.deadline - now) };
-            l.beat_at = now + again.max(least);
+            let again = again.filter(|again| *again > 0 || kept_any).unwrap_or(pause);
+            // 0: the server was out of locks. The next transaction has them again, if this call has
+            // renewed another lease.
+            let least = if again == 0 { 0 } else { lease.shortest_interval(lease.deadline - now) };
+            lease.beat_at = now + again.max(least);
+        }
+    }
+
+    fn extend(&mut self, id: Id, sent: i64, remaining: i64, again: Option<i64>) {
+        let Some(lease) = self.leases.get_mut(&id) else { return };
+        let (deadline, least) = (sent + window(remaining), lease.shortest_interval(remaining));
+        let bound = remaining / i64::from(BEATS_PER_TTL);
+        lease.beat_at = sent + again.unwrap_or(NEVER).max(least).min(bound);
+        if deadline <= self.now {
+            return;
+        }
+        (lease.deadline, lease.has_uncommitted_release) = (deadline, false);
+        if lease.is_held() {
+            self.effects.push(lease.event(self.now, EventKind::Renewed));
+        } else {
+            if !lease.options.is_session {
+                self.close_connection(Owner::Lease(id));
+            }
+            self.acquired(id);
         }
     }
 
     fn keep_failed(&mut self, leases: &[(Id, usize)], ttls: &[i64], code: &str, is_opening: bool) {
         let now = self.now;
-        let lives = |id: &Id| self.leases.get(id).is_some_and(Lease::lives);
-        let ids: Vec<_> = leases.iter().map(|(id, _)| *id).filter(lives).collect();
+        let is_live = |id: &Id| self.leases.get(id).is_some_and(LeaseState::is_live);
+        let ids: Vec<_> = leases.iter().map(|(id, _)| *id).filter(is_live).collect();
         let is_refused = !is_opening && matches!(code, "42501" | "42883" | "3F000");
-        // What confirms a row may be wrong in itself: a name, or a value of the key.
-        let is_wrong = !passes(code) && ids.iter().any(|id| self.leases[id].is_alone());
-        let is_over = is_refused || is_wrong;
-        let mut again = now + self.pause(ttls.iter().copied().min().unwrap_or(NEVER));
+        let confirms_row = ids.iter().any(|id| self.leases[id].confirms_row());
+        let is_lost = is_refused || confirms_row && !is_transient(code);
+        let mut beat_at = now + self.pause(ttls.iter().copied().min().unwrap_or(NEVER));
         if code == "unsent" {
-            again = now;
+            beat_at = now;
         } else if code == "panicked" {
-            self.died();
-        } else if !is_over && !self.is_out && !ids.is_empty() {
+            self.heartbeat_died();
+        } else if !is_lost && !self.in_outage && !ids.is_empty() {
             self.effects.push(Effect::NotRenewed(code.to_owned()));
-            self.is_out = true;
-            if is_of_connection(code) {
-                again = now;
+            self.in_outage = true;
+            if is_connection_error(code) {
+                beat_at = now;
             }
         }
-        each(&mut self.leases, ids.iter().copied(), |l| l.beat_at = again);
-        for id in ids.into_iter().filter(|_| is_over) {
-            if self.leases.get(&id).is_some_and(|l| l.lives() && l.resting == 0) {
-                self.lose(id, Reason::Refused, Vec::new());
+        update(&mut self.leases, ids.iter().copied(), |lease| lease.beat_at = beat_at);
+        let may_lose = |lease: &LeaseState| lease.is_live() && lease.last_transactions == 0;
+        for id in ids.into_iter().filter(|_| is_lost) {
+            if self.leases.get(&id).is_some_and(may_lose) {
+                self.mark_lost(id, Reason::Refused, Vec::new());
             }
         }
     }
 
-    // Acquires
+    // Acquires.
 
-    fn try_to_acquire(&mut self, id: Id) {
-        let (of_all, now) = (self.limit(), self.now);
-        let Some(r) = self.requests.get_mut(&id) else { return };
-        r.is_asking = true;
-        let (is_own, own) = (r.ask.is_own(), own_limit(r.ask.ttl));
-        // A longer portion would hold back vacuum.
-        let is_waiting = is_own && r.ask.is_one();
-        let wait = if is_waiting { (r.until - now).clamp(0, PORTION) } else { 0 };
-        let limit = wait + if is_own { own } else { own.min(of_all) };
-        let place = if is_own { Place::Request(id) } else { Place::Shared };
-        let reclaims = r.ask.reclaims || r.doubt.is_some() && r.ask.may_reclaim();
-        let ask = r.ask.clone();
-        let pairs = Pairs { names: ask.names.clone(), ..Pairs::default() };
-        self.start(place, limit, pairs, About::Acquire { id, ask, reclaims, wait });
+    fn send_acquire(&mut self, id: Id) {
+        let (limit_of_all, now) = (self.limit(), self.now);
+        let Some(request) = self.requests.get_mut(&id) else { return };
+        request.is_calling = true;
+        let (options, mut wait) = (request.options.clone(), 0);
+        let (mut owner, mut limit) = (Owner::Request(id), own_limit(options.ttl));
+        if !options.acquires_separately() {
+            (owner, limit) = (Owner::Shared, limit.min(limit_of_all));
+        } else if options.has_one_name() {
+            // The snapshot of a longer wait would hold back vacuum.
+            wait = (request.until - now).clamp(0, WAIT_PORTION);
+        }
+        let reclaim = options.reclaim || request.doubt.is_some() && options.may_reclaim();
+        let pairs = Pairs { names: options.names.clone(), ..Pairs::default() };
+        let operation = Operation::Acquire { id, options, reclaim, wait };
+        self.send_call(owner, limit + wait, pairs, operation);
     }
 
     fn granted(&mut self, id: Id, token: i64, sent: i64) {
         let now = self.now;
-        let Some(r) = self.requests.get_mut(&id) else { return };
-        (r.doubt, r.is_granted, r.is_out) = (None, true, false);
-        let (is_over, ask) = (r.is_over, r.ask.clone());
-        let (ttl, is_session) = (ask.ttl, ask.is_session);
+        let Some(request) = self.requests.get_mut(&id) else { return };
+        (request.doubt, request.is_granted, request.in_outage) = (None, true, false);
+        let (is_given_up, options) = (request.has_ended, request.options.clone());
+        let (ttl, is_session) = (options.ttl, options.is_session);
         let first_beat = sent + ttl / i64::from(BEATS_PER_TTL);
-        let is_believed = now < first_beat;
+        let is_early = now < first_beat;
+        // If the answer was late, a renewal on the same connection confirms the lease, and until
+        // then it may last no longer than a ttl from now.
         let (deadline, beat_at) =
-            if is_believed { (sent + window(ttl), first_beat) } else { (now + ttl, now) };
-        let (at_most, is_answered, more) = (NEVER, true, Lease::default());
-        let lease = Lease { id, ask, token, deadline, beat_at, at_most, is_answered, ..more };
+            if is_early { (sent + window(ttl), first_beat) } else { (now + ttl, now) };
+        let lease = LeaseState {
+            id,
+            options,
+            token,
+            deadline,
+            beat_at,
+            ends_at: NEVER,
+            is_renewal_answered: true,
+            ..LeaseState::default()
+        };
         self.leases.insert(id, lease);
-        if is_session || !is_over && !is_believed {
-            // The server counts from a later moment: a renewal confirms the lease, over the same
-            // connection.
-            let own = self.on(Place::Request(id)).into_iter();
-            each(&mut self.connections, own, |own| own.place = Some(Place::Lease(id)));
+        if is_session || !is_given_up && !is_early {
+            let number = self.connection_of(Owner::Request(id)).into_iter();
+            let owner = Some(Owner::Lease(id));
+            update(&mut self.connections, number, |connection| connection.owner = owner);
         }
-        if is_over {
-            self.give_back(id, false);
-            self.leave(id);
-        } else if is_believed {
+        if is_given_up {
+            self.queue_release(id, false);
+            self.forget_request(id);
+        } else if is_early {
             self.acquired(id);
         }
     }
 
-    /// Tells that the lease is held from now on, and answers its acquire.
     fn acquired(&mut self, id: Id) {
-        let Some(l) = self.leases.get_mut(&id) else { return };
-        l.state = State::Held;
-        l.at_most = l.ask.at_most.map_or(NEVER, |longest| self.now + longest);
-        self.effects.push(l.event(self.now, EventKind::Acquired));
-        self.finish(id, None, None);
+        let Some(lease) = self.leases.get_mut(&id) else { return };
+        lease.state = State::Held;
+        lease.ends_at = lease.options.at_most.map_or(NEVER, |at_most| self.now + at_most);
+        self.effects.push(lease.event(self.now, EventKind::Acquired));
+        self.reply(id, None, None);
     }
 
     fn taken(&mut self, id: Id, sent: i64, holder: String, remaining: i64, state: &str) {
         let now = self.now;
-        let Some(r) = self.requests.get_mut(&id) else { return };
-        r.is_out = false;
-        // Its own first call, whose answer was lost, is not committed yet.
-        let own = r.doubt.filter(|_| holder == r.ask.holder);
-        if own.is_none() {
-            r.doubt.take_if(|doubt| now >= doubt.until);
+        let Some(request) = self.requests.get_mut(&id) else { return };
+        request.in_outage = false;
+        // The lease may be taken by its own first call, whose answer was lost: that call is not
+        // committed yet.
+        let own_doubt = request.doubt.filter(|_| holder == request.options.holder);
+        if own_doubt.is_none() {
+            request.doubt.take_if(|doubt| now >= doubt.until);
         }
-        let until = own.map_or(r.until, |doubt| r.until.max(doubt.until));
-        if r.is_over {
-            self.leave(id);
+        let until = own_doubt.map_or(request.until, |doubt| request.until.max(doubt.until));
+        if request.has_ended {
+            self.forget_request(id);
         } else if now < until {
-            let is_portion = r.ask.is_own() && r.ask.is_one() && own.is_none();
-            r.at = if is_portion { (sent + AFTER_PORTION).max(now) } else { now + TRY_AGAIN };
-            r.at = r.at.min(until);
-        } else if own.is_some() {
-            self.finish(id, Some(Denial::NoAnswer), None);
+            let options = &request.options;
+            let waits_in_server = options.acquires_separately() && options.has_one_name();
+            let is_portion = waits_in_server && own_doubt.is_none();
+            let again = if is_portion { sent + PORTION_INTERVAL } else { now + RETRY_INTERVAL };
+            request.due_at = again.max(now).min(until);
+        } else if own_doubt.is_some() {
+            self.reply(id, Some(Denial::NoAnswer), None);
         } else {
             let waits_for = match state {
                 "" => None,
@@ -1003,134 +1099,153 @@ impl LeaseStates {
                 _ if remaining <= 0 => Some(WaitsFor::Guard),
                 _ => Some(WaitsFor::Ttl),
             };
-            self.finish(id, Some(Denial::LeaseTaken { holder, remaining, waits_for }), None);
+            self.reply(id, Some(Denial::LeaseTaken { holder, remaining, waits_for }), None);
         }
     }
 
-    /// Answers an acquire, once. What was granted, or may be, and is nobody's, is given back.
-    fn finish(&mut self, id: Id, denial: Option<Denial>, sqlstate: Option<String>) {
-        let Some(r) = self.requests.get_mut(&id).filter(|r| !r.is_over) else { return };
-        r.is_over = true;
-        let is_told = !matches!(denial, None | Some(Denial::LeaseTaken { .. }));
-        let in_doubt = is_told && r.doubt.is_some();
+    /// Replies to an acquire, once. A grant that is not confirmed, or in doubt, is released.
+    fn reply(&mut self, id: Id, denial: Option<Denial>, sqlstate: Option<String>) {
+        let waiting = self.requests.get_mut(&id).filter(|request| !request.has_ended);
+        let Some(request) = waiting else { return };
+        request.has_ended = true;
+        let may_doubt = !matches!(denial, None | Some(Denial::LeaseTaken { .. }));
+        let in_doubt = may_doubt && request.doubt.is_some();
         let is_denied = denial.is_some();
         self.effects.push(Effect::Reply { id, denial, sqlstate, in_doubt });
-        if is_denied && self.leases.get(&id).is_some_and(Lease::lives) {
-            self.give_back(id, false);
+        if is_denied && self.leases.get(&id).is_some_and(LeaseState::is_live) {
+            self.queue_release(id, false);
         }
-        self.leave(id);
+        self.forget_request(id);
     }
 
-    /// Forgets an acquire that is over. What may have been granted is released, if the holder is
-    /// nobody else's.
-    fn leave(&mut self, id: Id) {
-        let Some(r) = self.requests.get(&id).filter(|r| r.is_over && !r.is_asking) else { return };
-        if let Some(doubt) = r.doubt.filter(|_| !r.ask.is_named && !self.is_done) {
-            let (ask, at) = (r.ask.clone(), self.now);
-            self.last_number += 1;
-            self.undos.insert(self.last_number, Undo { ask, doubt, at, ..Undo::default() });
+    /// Forgets an acquire that has its reply, unless its last call is still under way.
+    fn forget_request(&mut self, id: Id) {
+        let may_forget = |request: &&Request| request.has_ended && !request.is_calling;
+        let Some(request) = self.requests.get(&id).filter(may_forget) else { return };
+        if let Some(doubt) = request.doubt {
+            let options = request.options.clone();
+            self.queue_undo(options, doubt);
         }
         self.requests.remove(&id);
-        self.hang_up(Place::Request(id));
+        self.close_connection(Owner::Request(id));
     }
 
     fn acquire_failed(&mut self, id: Id, sent: Option<i64>, limit: i64, code: &str) {
         let now = self.now;
-        let patience = self.requests.get(&id).map_or(0, |r| self.patience(r.ask.ttl));
-        let is_told = self.requests.values().any(|r| r.is_out && !r.is_over);
-        let Some(r) = self.requests.get_mut(&id) else { return };
-        if let Some(sent) = sent.filter(|_| is_doubtful(code) && !r.ask.is_session) {
-            r.doubt = Some(Doubt { sent, until: sent + limit });
+        let ttl = self.requests.get(&id).map_or(0, |request| request.options.ttl);
+        let retry_time = self.retry_time(ttl);
+        let is_waiting = |request: &Request| request.in_outage && !request.has_ended;
+        let is_logged = self.requests.values().any(is_waiting);
+        let Some(request) = self.requests.get_mut(&id) else { return };
+        if let Some(sent) = sent.filter(|_| leaves_doubt(code) && !request.options.is_session) {
+            request.doubt = Some(Doubt { sent, until: sent + limit });
         }
-        if r.is_over {
-            return self.leave(id);
+        if request.has_ended {
+            return self.forget_request(id);
         }
-        r.tries += u32::from(code != "unsent");
-        let (mut until, mut longest) = (r.until, longest_wait(r.ask.ttl));
-        if is_conflict(code) {
-            (until, longest) = (until.max(r.begun + patience), TRY_AGAIN);
+        request.tries += u32::from(code != "unsent");
+        let (mut until, mut longest) = (request.until, longest_backoff(ttl));
+        let (is_conflict, is_outage) = (is_conflict(code), is_connection_error(code));
+        if is_conflict {
+            (until, longest) = (until.max(request.requested_at + retry_time), RETRY_INTERVAL);
         }
-        let may_pass = is_conflict(code) || is_of_connection(code);
-        let is_stuck = r.doubt.is_some() && !r.ask.may_reclaim();
-        let is_first_doubt = r.doubt.is_some() && !is_stuck && r.tries == 1;
-        if code == "unsent" || is_first_doubt && is_of_connection(code) {
-            r.at = now;
-        } else if !may_pass || is_stuck || now >= until {
-            let denial = denial(code, sent.is_none() && r.doubt.is_none());
-            let is_state = code.len() == 5 && code.to_uppercase() == code;
-            self.finish(id, Some(denial), is_state.then(|| code.to_owned()));
+        // A retry in doubt reclaims, so it must not take over the grant of another client.
+        let may_retry = request.doubt.is_none() || request.options.may_reclaim();
+        let is_first_doubt = request.doubt.is_some() && may_retry && request.tries == 1;
+        if code == "unsent" || is_first_doubt && is_outage {
+            request.due_at = now;
+        } else if !(is_conflict || is_outage) || !may_retry || now >= until {
+            let denial = denial(code, sent.is_none() && request.doubt.is_none());
+            // The codes in lower case are the client's own.
+            let is_sqlstate = code.len() == 5 && code.to_uppercase() == code;
+            self.reply(id, Some(denial), is_sqlstate.then(|| code.to_owned()));
         } else {
-            let pause = spread(growing(r.tries, longest), self.spread);
-            r.at = now + pause.min((until - now).max(1));
-            if !is_conflict(code) {
-                r.is_out = true;
-                // An outage is told once, however many wait for its end.
-                if !is_told {
+            let pause = jittered(backoff(request.tries, longest), self.jitter);
+            request.due_at = now + pause.min((until - now).max(1));
+            if is_outage {
+                request.in_outage = true;
+                // One line of the log for an outage, however many acquires wait for its end.
+                if !is_logged {
                     self.effects.push(Effect::NotAcquired(id, code.to_owned()));
                 }
             }
         }
     }
 
-    fn undone(&mut self, number: u64, released: i64) {
+    /// Queues the release of a grant in doubt, if no other client can have the same holder.
+    fn queue_undo(&mut self, options: Arc<Options>, doubt: Doubt) {
+        if options.is_named || self.has_closed {
+            return;
+        }
+        self.last_number += 1;
+        let undo = Undo { options, doubt, due_at: self.now, ..Undo::default() };
+        self.undos.insert(self.last_number, undo);
+    }
+
+    fn undo_answered(&mut self, number: u64, released: i64) {
         let now = self.now;
         let Some(undo) = self.undos.get_mut(&number) else { return };
         undo.tries += 1;
         if released > 0 || now >= undo.doubt.until {
             self.end_undo(number);
         } else {
-            // The call that it is about may still come.
-            undo.at = (now + TRY_AGAIN).min(undo.doubt.until);
+            // The server may still carry out the acquire.
+            undo.due_at = (now + RETRY_INTERVAL).min(undo.doubt.until);
         }
     }
 
     fn undo_failed(&mut self, number: u64, code: &str) {
         let Some(undo) = self.undos.get_mut(&number) else { return };
         undo.tries += 1;
-        let pause = spread(growing(undo.tries, LONGEST_PAUSE), self.spread);
-        undo.at = self.now + if code == "unsent" { 0 } else { pause };
-        let may_pass = passes(code) || code == "panicked";
-        if !may_pass || undo.at >= undo.doubt.sent + undo.ask.ttl {
+        let pause = jittered(backoff(undo.tries, LONGEST_PAUSE), self.jitter);
+        undo.due_at = self.now + if code == "unsent" { 0 } else { pause };
+        let may_pass = is_transient(code) || code == "panicked";
+        if !may_pass || undo.due_at >= undo.doubt.sent + undo.options.ttl {
             self.end_undo(number);
         }
     }
 
     fn end_undo(&mut self, number: u64) {
         self.undos.remove(&number);
-        self.hang_up(Place::Undo(number));
+        self.close_connection(Owner::Undo(number));
     }
 
-    // What is given back
+    // Releases.
 
-    fn give_back(&mut self, id: Id, is_in_doubt: bool) {
-        let Some(l) = self.leases.remove(&id) else { return };
-        let until = self.now + self.patience(l.ask.ttl);
-        let is_in_doubt = is_in_doubt || l.is_ending || l.rests();
-        if !l.ask.is_session {
-            self.hang_up(Place::Lease(id));
+    fn queue_release(&mut self, id: Id, is_in_doubt: bool) {
+        let Some(lease) = self.leases.remove(&id) else { return };
+        let until = self.now + self.retry_time(lease.options.ttl);
+        let is_in_doubt = is_in_doubt || lease.has_uncommitted_release || lease.in_transaction();
+        if !lease.options.is_session {
+            self.close_connection(Owner::Lease(id));
         }
-        let (leases, at, is_alone) = (vec![l], self.now, is_in_doubt);
-        self.add(Release { leases, at, until, is_in_doubt, is_alone, ..Release::default() });
+        let (leases, due_at, is_alone) = (vec![lease], self.now, is_in_doubt);
+        let release =
+            Release { leases, due_at, until, is_in_doubt, is_alone, ..Release::default() };
+        self.add_release(release);
     }
 
-    fn add(&mut self, release: Release) -> u64 {
+    fn add_release(&mut self, release: Release) -> u64 {
         self.last_number += 1;
         self.releases.insert(self.last_number, release);
         self.last_number
     }
 
-    /// Releases that are queued go together, those of rows for each table.
+    /// Sends the queued releases in one call, those of rows in one call for each table.
     fn send_release(&mut self, number: u64) {
         let now = self.now;
         let Some(first) = self.releases.get(&number) else { return };
         if !first.is_alone {
-            let is_like = |one: &Release| one.table() == first.table() && !one.is_alone;
-            let due = keys(&self.releases, |one| one.is_due(now) && is_like(one));
-            let sizes = due
-                .iter()
-                .map(|number| self.releases[number].leases.iter().map(|l| l.ask.names.len()).sum());
-            let count = fitting(MOST_RELEASED, sizes);
-            for other in &due[1..count] {
+            let joins = |release: &Release| {
+                release.is_due(now) && release.table() == first.table() && !release.is_alone
+            };
+            let joined = keys(&self.releases, joins);
+            let counts = joined.iter().map(|number| {
+                let leases = &self.releases[number].leases;
+                leases.iter().map(|lease| lease.options.names.len()).sum()
+            });
+            let count = count_within(MAX_RELEASED_NAMES, counts);
+            for other in &joined[1..count] {
                 let Some(mut other) = self.releases.remove(other) else { continue };
                 let Some(first) = self.releases.get_mut(&number) else { return };
                 first.leases.append(&mut other.leases);
@@ -1138,298 +1253,319 @@ impl LeaseStates {
                 first.is_in_doubt |= other.is_in_doubt;
             }
         }
-        // If it is tried again, others go first.
+        // A retry comes after the other releases.
         let Some(release) = self.releases.remove(&number) else { return };
-        let number = self.add(release);
-        let (of_all, place) = (self.limit(), self.place_of_release(number));
+        let number = self.add_release(release);
+        let (limit_of_all, owner) = (self.limit(), self.owner_for_release(number));
         let Some(release) = self.releases.get_mut(&number) else { return };
         release.is_calling = true;
-        let smallest = release.leases.iter().map(|l| l.ask.ttl).min().unwrap_or(NEVER);
-        let (limit, pairs) = (of_all.min(own_limit(smallest)), pairs(&release.leases));
-        self.start(place, limit, pairs, About::Release(number));
+        let shortest = release.leases.iter().map(|lease| lease.options.ttl).min();
+        let limit = limit_of_all.min(own_limit(shortest.unwrap_or(NEVER)));
+        let pairs = pairs(&release.leases);
+        self.send_call(owner, limit, pairs, Operation::Release(number));
     }
 
-    /// The connection of a session lease serves if there is no shared one.
-    fn place_of_release(&self, number: u64) -> Place {
+    /// Without a shared connection a session lease is released on its own, unless a renewal that
+    /// confirms the lease is under way there.
+    fn owner_for_release(&self, number: u64) -> Owner {
         let own = match &self.releases[&number].leases[..] {
-            [l] if l.ask.is_session => Place::Lease(l.id),
-            _ => return Place::Shared,
+            [lease] if lease.options.is_session => Owner::Lease(lease.id),
+            _ => return Owner::Shared,
         };
-        let is_idle = |on| self.calls.values().all(|one| one.call.connection != on);
-        let serves = self.on(Place::Shared).is_none() && self.on(own).is_some_and(is_idle);
-        if serves { own } else { Place::Shared }
+        let is_idle = |number| self.calls.values().all(|pending| pending.call.connection != number);
+        let has_own = self.connection_of(own).is_some_and(is_idle);
+        if has_own && self.connection_of(Owner::Shared).is_none() { own } else { Owner::Shared }
     }
 
-    fn release_answered(&mut self, number: u64, is: &[bool]) {
+    fn release_answered(&mut self, number: u64, released: &[bool]) {
         let Some(release) = self.releases.remove(&number) else { return };
-        let mut is = is.iter();
-        for l in release.leases {
-            let gone = is.by_ref().take(l.pending().len()).filter(|is| !**is).count();
-            let has_session = !l.ask.is_session || self.on(Place::Lease(l.id)).is_some();
-            let is_known = !release.is_in_doubt && l.ask.table.is_none() && self.now < l.deadline;
-            if l.holds() && gone > 0 && is_known && has_session {
-                self.count(Some(Reason::Gone));
-                self.effects.push(l.event(self.now, EventKind::Lost(Reason::Gone)));
-                self.hang_up(Place::Lease(l.id));
+        let mut released = released.iter();
+        for lease in release.leases {
+            let count = lease.names_on_server().len();
+            let gone = released.by_ref().take(count).filter(|released| !**released).count();
+            let has_session =
+                !lease.options.is_session || self.connection_of(Owner::Lease(lease.id)).is_some();
+            let is_known = !release.is_in_doubt && lease.options.table.is_none() && has_session;
+            if lease.is_held() && gone > 0 && is_known && self.now < lease.deadline {
+                self.log_end(Some(Reason::Gone));
+                self.effects.push(lease.event(self.now, EventKind::Lost(Reason::Gone)));
+                self.close_connection(Owner::Lease(lease.id));
             } else {
-                self.given_back(&l, true);
+                self.finish_release(&lease, true);
             }
         }
     }
 
     /// Ends a release without an answer: the server keeps the leases until their ttl.
-    fn unconfirmed(&mut self, number: u64) {
+    fn abandon_release(&mut self, number: u64) {
         let Some(release) = self.releases.remove(&number) else { return };
-        for l in release.leases {
-            if l.lives() {
-                self.count(None);
+        for lease in release.leases {
+            if lease.is_live() {
+                self.log_end(None);
             }
-            self.given_back(&l, false);
+            self.finish_release(&lease, false);
         }
     }
 
     fn release_failed(&mut self, number: u64, code: &str, is_opening: bool) {
         let now = self.now;
         let Some(release) = self.releases.get_mut(&number) else { return };
-        let is_of_connection = is_of_connection(code);
-        release.is_in_doubt |= !is_opening && is_doubtful(code);
-        // What fails of several may be one's: then each is repeated by itself.
-        let is_of_one = !is_opening && !is_of_connection && release.leases.len() > 1;
-        let may_pass = is_of_one || is_of_connection || is_locked(code);
+        let is_disconnected = is_connection_error(code);
+        release.is_in_doubt |= !is_opening && leaves_doubt(code);
+        // The error of a statement may be caused by one lease of several.
+        let splits = !is_opening && !is_disconnected && release.leases.len() > 1;
+        let may_pass = splits || is_disconnected || is_lock_error(code);
         if !may_pass || now >= release.until {
-            return self.unconfirmed(number);
+            return self.abandon_release(number);
         }
         release.tries += 1;
-        // At once, too, if the connection had only ended before.
-        let is_first = release.tries == 1 && is_of_connection;
+        // Retried at once if the connection had ended, and one by one if a lease caused the error.
+        let is_first = release.tries == 1 && is_disconnected;
         let pause = ((release.until - now) / 4).max(SHORTEST_PAUSE);
-        release.at = now + if is_of_one || is_first || code == "unsent" { 0 } else { pause };
-        if is_of_one && let Some(release) = self.releases.remove(&number) {
+        release.due_at = now + if splits || is_first || code == "unsent" { 0 } else { pause };
+        if splits && let Some(release) = self.releases.remove(&number) {
             for lease in release.leases {
-                self.add(Release { leases: vec![lease], is_alone: true, ..release });
+                self.add_release(Release { leases: vec![lease], is_alone: true, ..release });
             }
         }
     }
 
-    // Ends
+    // Ends.
 
-    fn lose(&mut self, id: Id, reason: Reason, rest: Vec<String>) {
-        let Some(l) = self.leases.get_mut(&id) else { return };
-        let (was_held, is_other_role) = (l.holds(), l.is_other_role);
-        (l.state, l.rest) = (State::Lost(reason), rest);
+    fn mark_lost(&mut self, id: Id, reason: Reason, unreleased: Vec<String>) {
+        let Some(lease) = self.leases.get_mut(&id) else { return };
+        let (was_held, is_other_role) = (lease.is_held(), lease.is_other_role);
+        (lease.state, lease.unreleased) = (State::Lost(reason), unreleased);
         if was_held {
-            self.effects.push(l.event(self.now, EventKind::Lost(reason)));
-            self.count(Some(reason));
+            self.effects.push(lease.event(self.now, EventKind::Lost(reason)));
+            self.log_end(Some(reason));
         } else {
-            self.release(id);
-            self.finish(id, Some(Denial::LeaseLost { reason, is_other_role }), None);
+            self.release_after_loss(id);
+            self.reply(id, Some(Denial::LeaseLost { reason, is_other_role }), None);
         }
     }
 
-    /// Ends by the same input, for the same reason, are one line of the log.
-    fn count(&mut self, reason: Option<Reason>) {
-        match self.ended.iter_mut().find(|(of, _)| *of == reason) {
+    /// Forgets a lost lease, and releases the names that the server may still hold.
+    fn release_after_loss(&mut self, id: Id) {
+        let has_unreleased = |lease: &LeaseState| !lease.unreleased.is_empty();
+        if self.leases.get(&id).is_some_and(has_unreleased) && !self.has_closed {
+            self.queue_release(id, false);
+        } else {
+            self.leases.remove(&id);
+            self.close_connection(Owner::Lease(id));
+        }
+    }
+
+    fn mark_released(&mut self, id: Id) {
+        if let Some(lease) = self.leases.remove(&id) {
+            self.finish_release(&lease, true);
+        }
+    }
+
+    fn finish_release(&mut self, lease: &LeaseState, confirmed: bool) {
+        self.close_connection(Owner::Lease(lease.id));
+        if lease.is_held() {
+            self.effects.push(lease.event(self.now, EventKind::Released { confirmed }));
+        }
+    }
+
+    /// Counts the ends of a step that have the same reason: they are one line of the log.
+    fn log_end(&mut self, reason: Option<Reason>) {
+        match self.logs.iter_mut().find(|(logged, _)| *logged == reason) {
             Some((_, count)) => *count += 1,
-            None => self.ended.push((reason, 1)),
-        }
-    }
-
-    fn released(&mut self, id: Id) {
-        if let Some(l) = self.leases.remove(&id) {
-            self.given_back(&l, true);
-        }
-    }
-
-    fn given_back(&mut self, l: &Lease, confirmed: bool) {
-        self.hang_up(Place::Lease(l.id));
-        if l.holds() {
-            self.effects.push(l.event(self.now, EventKind::Released { confirmed }));
+            None => self.logs.push((reason, 1)),
         }
     }
 }
 
-fn pairs<'l>(leases: impl IntoIterator<Item = &'l Lease>) -> Pairs {
+/// The state of one `lead`.
+#[derive(Default)]
+pub struct LeadState {
+    ttl: i64,
+    jitter: i64,
+    failures: u32,
+    is_leading: bool,
+    leading_since: i64,
+    /// The end of the pause.
+    resume_at: Option<i64>,
+}
+
+/// What a `lead` does next.
+#[derive(Debug)]
+pub enum LeadEffect {
+    Acquire,
+    Work,
+    /// An outage that begins writes one line to the log, and emits the event `interrupted` if this
+    /// process has led.
+    Pause {
+        pause: i64,
+        begins_outage: bool,
+        has_led: bool,
+    },
+    /// Ends because the work has returned, or after a stop.
+    End,
+    /// Ends with the last error.
+    Fail,
+}
+
+impl LeadState {
+    pub fn new(ttl: i64, jitter: i64) -> LeadState {
+        LeadState { ttl, jitter, ..LeadState::default() }
+    }
+
+    pub fn start(&mut self) -> LeadEffect {
+        self.resume_at = None;
+        LeadEffect::Acquire
+    }
+
+    pub fn granted(&mut self, now: i64) -> LeadEffect {
+        (self.is_leading, self.leading_since) = (true, now);
+        LeadEffect::Work
+    }
+
+    pub fn work_done(&mut self) -> LeadEffect {
+        LeadEffect::End
+    }
+
+    /// A loss of the lease leads to another acquire, whatever the work's error is.
+    pub fn work_failed(&mut self, now: i64, cause: &str, is_lost: bool) -> LeadEffect {
+        if now - self.leading_since >= self.ttl.min(60_000) {
+            self.failures = 0;
+        }
+        if is_lost || retries_after(cause) { self.pause(now) } else { LeadEffect::Fail }
+    }
+
+    pub fn not_granted(&mut self, now: i64, cause: &str) -> LeadEffect {
+        if retries_after(cause) { self.pause(now) } else { LeadEffect::Fail }
+    }
+
+    /// Ends at once, unless it leads: then it ends when the work is done.
+    pub fn stop(&mut self) -> Option<LeadEffect> {
+        self.resume_at = None;
+        (!self.is_leading).then_some(LeadEffect::End)
+    }
+
+    pub fn tick(&mut self, now: i64) -> Option<LeadEffect> {
+        self.resume_at.is_some_and(|resume_at| now >= resume_at).then(|| self.start())
+    }
+
+    /// Acquires again after a growing pause.
+    fn pause(&mut self, now: i64) -> LeadEffect {
+        let (begins_outage, has_led) = (self.failures == 0, self.is_leading);
+        let shortest = (self.ttl / 12).max(SHORTEST_PAUSE);
+        let pause = (shortest << self.failures.min(20)).min(longest_backoff(self.ttl));
+        let pause = jittered(pause, self.jitter);
+        self.failures += 1;
+        (self.is_leading, self.resume_at) = (false, Some(now + pause));
+        LeadEffect::Pause { pause, begins_outage, has_led }
+    }
+}
+
+/// True if a leader acquires again after this error.
+fn retries_after(cause: &str) -> bool {
+    let is_of_lease = matches!(cause, "LeaseLost" | "LeaseTaken" | "TransactionLost");
+    let of_server = ["ConnectionLost", "NoAnswer", "NoConnection", "transient"];
+    is_of_lease || of_server.contains(&cause)
+}
+
+fn pairs<'l>(leases: impl IntoIterator<Item = &'l LeaseState>) -> Pairs {
     let mut pairs = Pairs::default();
-    for l in leases {
-        pairs.table.clone_from(&l.ask.table);
-        for name in l.pending() {
+    for lease in leases {
+        pairs.table.clone_from(&lease.options.table);
+        for name in lease.names_on_server() {
             pairs.names.push(name.clone());
-            pairs.tokens.push(l.token);
-            pairs.ttls.push(l.ask.ttl);
+            pairs.tokens.push(lease.token);
+            pairs.ttls.push(lease.options.ttl);
         }
     }
     pairs
 }
 
-/// Changes those that are there.
-fn each<T>(
+/// Changes the entries with these numbers, as far as they exist.
+fn update<T>(
     all: &mut BTreeMap<u64, T>,
-    ids: impl IntoIterator<Item = u64>,
+    numbers: impl IntoIterator<Item = u64>,
     change: impl Fn(&mut T),
 ) {
-    for id in ids {
-        all.get_mut(&id).into_iter().for_each(&change);
+    for number in numbers {
+        all.get_mut(&number).into_iter().for_each(&change);
     }
 }
 
-fn keys<T>(all: &BTreeMap<u64, T>, is: impl Fn(&T) -> bool) -> Vec<u64> {
-    all.iter().filter(|(_, one)| is(one)).map(|(number, _)| *number).collect()
+/// Returns the numbers of the entries for which `is_wanted` is true.
+fn keys<T>(all: &BTreeMap<u64, T>, is_wanted: impl Fn(&T) -> bool) -> Vec<u64> {
+    all.iter().filter(|(_, entry)| is_wanted(entry)).map(|(number, _)| *number).collect()
 }
 
-/// How many of these have no more than that together; one in any case.
-fn fitting(most: usize, sizes: impl Iterator<Item = usize>) -> usize {
-    let sums = sizes.scan(0, |sum, size| {
-        *sum += size;
+/// Returns how many of the first counts add up to at most `most`, and at least 1.
+fn count_within(most: usize, counts: impl Iterator<Item = usize>) -> usize {
+    let sums = counts.scan(0, |sum, count| {
+        *sum += count;
         Some(*sum)
     });
     sums.take_while(|sum| *sum <= most).count().max(1)
 }
 
-/// What is believed of a span that the server counts from a later moment, by another clock.
+/// Returns the part of a span that the client trusts: the server counts it by another clock.
 fn window(span: i64) -> i64 {
     span - (span + 49) / 50
 }
 
-/// The limit of an acquire, a release or an undo that has no shorter lease beside it.
+/// Returns the limit of an acquire, a release or an undo without regard to other leases.
 fn own_limit(ttl: i64) -> i64 {
-    (ttl / 3).clamp(LEAST_PATIENCE, LONGEST_CALL)
+    (ttl / 3).clamp(SHORTEST_RETRY_TIME, LONGEST_CALL)
 }
 
-fn spread(pause: i64, spread: i64) -> i64 {
-    pause - pause * spread / 4000
+fn jittered(pause: i64, jitter: i64) -> i64 {
+    pause - pause * jitter / 4000
 }
 
-fn growing(tries: u32, longest: i64) -> i64 {
+fn backoff(tries: u32, longest: i64) -> i64 {
     (FIRST_RETRY << (tries - 1).min(20)).min(longest)
 }
 
-fn longest_wait(ttl: i64) -> i64 {
+fn longest_backoff(ttl: i64) -> i64 {
     (ttl / 3).clamp(SHORTEST_WAIT, LONGEST_PAUSE)
 }
 
-/// True if the SQLSTATE is one of these, or of one of these classes.
-pub fn is_in(all: &[&str], state: &str) -> bool {
-    all.iter().any(|one| state.starts_with(one))
+/// True if the SQLSTATE is in the list, or its class is.
+pub fn is_one_of(list: &[&str], sqlstate: &str) -> bool {
+    list.iter().any(|code| sqlstate.starts_with(code))
 }
 
-/// True if another connection may help.
-fn is_of_connection(code: &str) -> bool {
+/// True if a call on another connection may succeed.
+fn is_connection_error(code: &str) -> bool {
     let is_word = matches!(code, "connect" | "unsent" | "ended" | "no answer");
-    is_word || is_in(&["08", "57P0", "25006", "53300"], code)
+    is_word || is_one_of(&["08", "57P0", "25006", "53300"], code)
 }
 
-/// True if a statement of an acquire fails for no longer than a while, as on a standby.
-pub fn passes(code: &str) -> bool {
-    is_in(&["25", "40", "53", "55P03", "57", "58"], code) || is_of_connection(code)
+/// True if the same statement may succeed later, as on a standby that is promoted.
+pub fn is_transient(code: &str) -> bool {
+    is_one_of(&["25", "40", "53", "55P03", "57", "58"], code) || is_connection_error(code)
 }
 
-/// True if the statement may have been carried out all the same.
-fn is_doubtful(code: &str) -> bool {
+/// True if the server may have carried out the statement.
+fn leaves_doubt(code: &str) -> bool {
     let is_unread = matches!(code, "unreadable" | "panicked");
-    is_unread || is_of_connection(code) && !matches!(code, "unsent" | "25006" | "53300")
+    is_unread || is_connection_error(code) && !matches!(code, "unsent" | "25006" | "53300")
 }
 
 fn is_conflict(code: &str) -> bool {
     matches!(code, "40001" | "40P01")
 }
 
-fn is_locked(code: &str) -> bool {
+fn is_lock_error(code: &str) -> bool {
     is_conflict(code) || code == "55P03"
 }
 
 fn denial(code: &str, is_opening: bool) -> Denial {
     match code {
         _ if is_opening => Denial::NoConnection,
-        _ if is_of_connection(code) || is_doubtful(code) => Denial::NoAnswer,
+        _ if is_connection_error(code) || leaves_doubt(code) => Denial::NoAnswer,
         "42501" => Denial::NotGranted,
         "42883" | "3F000" => Denial::NotInstalled,
         _ => Denial::Refused,
     }
-}
-
-/// One who leads, or waits to.
-#[derive(Default)]
-pub struct LeadState {
-    ttl: i64,
-    spread: i64,
-    failures: u32,
-    is_leading: bool,
-    since: i64,
-    /// The end of the pause.
-    at: Option<i64>,
-}
-
-#[derive(Debug)]
-pub enum Lead {
-    Acquire,
-    Work,
-    /// If an outage begins it is a line of the log; and the event `interrupted`, if it has led.
-    Pause {
-        pause: i64,
-        begins: bool,
-        has_led: bool,
-    },
-    /// The end by the work or a stop; or by the last error.
-    End,
-    Fail,
-}
-
-impl LeadState {
-    pub fn new(ttl: i64, spread: i64) -> LeadState {
-        LeadState { ttl, spread, ..LeadState::default() }
-    }
-
-    pub fn start(&mut self) -> Lead {
-        self.at = None;
-        Lead::Acquire
-    }
-
-    pub fn granted(&mut self, now: i64) -> Lead {
-        (self.is_leading, self.since) = (true, now);
-        Lead::Work
-    }
-
-    pub fn work_done(&mut self) -> Lead {
-        Lead::End
-    }
-
-    /// The cause is the kind of the work's error. A lost lease is no end, whatever the error says.
-    pub fn work_failed(&mut self, now: i64, cause: &str, is_lost: bool) -> Lead {
-        if now - self.since >= self.ttl.min(60_000) {
-            self.failures = 0;
-        }
-        if is_lost || goes_on_after(cause) { self.again(now) } else { Lead::Fail }
-    }
-
-    pub fn not_granted(&mut self, now: i64, cause: &str) -> Lead {
-        if goes_on_after(cause) { self.again(now) } else { Lead::Fail }
-    }
-
-    /// Lets the work end by itself.
-    pub fn stop(&mut self) -> Option<Lead> {
-        self.at = None;
-        (!self.is_leading).then_some(Lead::End)
-    }
-
-    pub fn tick(&mut self, now: i64) -> Option<Lead> {
-        self.at.is_some_and(|at| now >= at).then(|| self.start())
-    }
-
-    fn again(&mut self, now: i64) -> Lead {
-        let (begins, has_led) = (self.failures == 0, self.is_leading);
-        let shortest = (self.ttl / 12).max(SHORTEST_PAUSE);
-        let pause = (shortest << self.failures.min(20)).min(longest_wait(self.ttl));
-        let pause = spread(pause, self.spread);
-        self.failures += 1;
-        (self.is_leading, self.at) = (false, Some(now + pause));
-        Lead::Pause { pause, begins, has_led }
-    }
-}
-
-fn goes_on_after(cause: &str) -> bool {
-    let of_lease = matches!(cause, "LeaseLost" | "LeaseTaken" | "TransactionLost");
-    let of_server = matches!(cause, "ConnectionLost" | "NoAnswer" | "NoConnection" | "transient");
-    of_lease || of_server
 }
 
 #[cfg(test)]

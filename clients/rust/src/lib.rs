@@ -16,8 +16,8 @@
 //! # }
 //! ```
 //!
-//! The promise of each verb, and its SQL, are said once for the clients of all languages, in the README of the
-//! project's directory `clients`.
+//! The README of the project's directory `clients` describes each verb and its SQL for all
+//! languages.
 
 #![warn(missing_docs)]
 #![cfg_attr(docsrs, feature(doc_cfg))]

@@ -1,7 +1,7 @@
-//! What a caller asks for, and the statements that ask it of the server.
+//! The options of a lease, and the statements that the client sends to the server.
 
 use crate::errors::Error;
-use crate::lease_state::{About, Answer, Ask, Call, Id, NEVER, Outcome, Pairs};
+use crate::lease_state::{Answer, Call, Id, NEVER, Operation, Options, Outcome, Pairs};
 use serde_json::{Value, json};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::{Mutex, PoisonError};
@@ -9,8 +9,8 @@ use std::time::Duration;
 use tokio_postgres::Row;
 use tokio_postgres::types::{ToSql, Type};
 
-/// A statement and its arguments. Their types are said, so that nothing is prepared: poolers do not
-/// stand that.
+/// A statement and its arguments with their types. A statement without types would have to be
+/// prepared, which poolers do not support.
 pub(crate) struct Statement(pub String, pub Vec<(Box<dyn ToSql + Sync + Send>, Type)>);
 
 macro_rules! statement {
@@ -19,18 +19,18 @@ macro_rules! statement {
     };
 }
 
-/// A shorter ttl leaves no time for a renewal.
-const SHORTEST: i64 = 100;
+/// The shortest ttl, in milliseconds: a shorter one leaves no time for a renewal.
+const SHORTEST_TTL: i64 = 100;
 
-/// One name, or several: whatever is taken where a lease is asked for.
+/// The name or names of a lease: a string, or an array, a `Vec` or a slice of strings.
 #[derive(Debug, Clone)]
 pub struct Names(pub(crate) Vec<String>);
 
 macro_rules! names {
-    ($(($($of:tt)*) $kind:ty: $given:ident => $all:expr;)*) => {$(
-        impl<$($of)*> From<$kind> for Names {
+    ($(($($generics:tt)*) $kind:ty: $given:ident => $names:expr;)*) => {$(
+        impl<$($generics)*> From<$kind> for Names {
             fn from($given: $kind) -> Names {
-                Names($all)
+                Names($names)
             }
         }
     )*};
@@ -45,29 +45,30 @@ names! {
     (N: Into<String> + Clone) &[N]: names => names.iter().cloned().map(Into::into).collect();
 }
 
-impl Ask {
-    pub fn new(names: Vec<String>) -> Ask {
-        Ask { names, ttl: 30_000, slots: 1, ..Ask::default() }
+impl Options {
+    pub fn new(names: Vec<String>) -> Options {
+        Options { names, ttl: 30_000, slots: 1, ..Options::default() }
     }
 
-    /// The names that the lease is told by.
-    pub fn told(&self) -> Vec<String> {
+    /// The names in events and errors: of a row lease, its table and its key.
+    pub fn display_names(&self) -> Vec<String> {
         let table = self.table.iter().map(|table| table.name.clone());
         table.chain(self.names.clone()).collect()
     }
 
-    /// Refuses what makes no sense, and names the holder, unless the caller has.
-    pub fn checked(mut self) -> Result<Ask, Error> {
-        let is_plain = !self.is_shared && self.slots == 1 && !self.reclaims;
-        let is_bare = is_plain && !self.is_session && !self.is_named && self.metadata.is_none();
-        if self.table.is_some() && !(is_bare && self.wait == 0) {
+    /// Checks the options, and adds a unique holder unless the program has named one.
+    pub fn checked(mut self) -> Result<Options, Error> {
+        let is_plain = !self.is_shared && self.slots == 1 && !self.reclaim;
+        let has_no_options =
+            is_plain && !self.is_session && !self.is_named && self.metadata.is_none();
+        if self.table.is_some() && !(has_no_options && self.wait == 0) {
             return Err(Error::Invalid("a row takes no options but ttl, at_most and columns"));
         }
         if self.names.len() > 1 && !is_plain {
             let exclusive = "several names at once are exclusive: no shared, slots or reclaim";
             return Err(Error::Invalid(exclusive));
         }
-        if self.ttl < SHORTEST {
+        if self.ttl < SHORTEST_TTL {
             return Err(Error::Invalid("ttl is 100 ms or more, for it is renewed meanwhile"));
         }
         if self.at_most == Some(0) {
@@ -81,11 +82,12 @@ impl Ask {
 }
 
 impl Call {
-    /// The acquire that it is for, also where it may confirm a row.
+    /// The acquire that the call is for, if there is one. A call that keeps rows may be for the
+    /// acquire of the first: a row that is confirmed has no other beside it.
     pub fn acquire(&self) -> Option<Id> {
-        match &self.about {
-            About::Acquire { id, .. } => Some(*id),
-            About::Leases(rows) if self.pairs.table.is_some() => rows.first().map(|(id, _)| *id),
+        match &self.operation {
+            Operation::Acquire { id, .. } => Some(*id),
+            Operation::Keep(rows) if self.pairs.table.is_some() => rows.first().map(|(id, _)| *id),
             _ => None,
         }
     }
@@ -99,12 +101,13 @@ pub(crate) fn span(millis: i64) -> Duration {
     Duration::from_millis(millis.try_into().unwrap_or(0))
 }
 
-/// A text that every `IntervalStyle` reads alike: the driver has no type for it.
+/// Returns an interval as a text, as the driver has no type for it. Every `IntervalStyle` reads it
+/// in the same way.
 fn interval(millis: i64) -> String {
     format!("{millis} milliseconds")
 }
 
-/// The holder in the view of all leases, unless one is named.
+/// Returns a holder that no other acquire has: the host, the process and a random number.
 pub(crate) fn unique_holder() -> String {
     let host = nix::sys::utsname::uname();
     let host = host.as_ref().map(|host| host.nodename().to_string_lossy()).unwrap_or_default();
@@ -112,8 +115,8 @@ pub(crate) fn unique_holder() -> String {
     format!("{host}/{}/{random:08x}", std::process::id())
 }
 
-/// The holder that adopts if none is named: all fences of this process are one holder. A forked
-/// process has another.
+/// Returns the holder of adopted leases, unless the program names it: all fences of this process
+/// have the same. A forked process has another.
 pub(crate) fn holder_of_process() -> String {
     static HOLDER: Mutex<(u32, String)> = Mutex::new((0, String::new()));
     let mut holder = HOLDER.lock().unwrap_or_else(PoisonError::into_inner);
@@ -123,12 +126,12 @@ pub(crate) fn holder_of_process() -> String {
     holder.1.clone()
 }
 
-/// The functions of the extension in its schema.
+/// Adds the schema to the extension's functions in a statement.
 pub(crate) fn qualified(schema: &str, sql: &str) -> String {
     sql.replace("lease_", &format!("{schema}lease_"))
 }
 
-/// Who has a lease that was not granted, and for how long.
+/// Adds the holder of a lease that was not granted, the time that remains, and the state.
 const TAKEN: &str = "AS granted LEFT JOIN LATERAL (
         SELECT i.holder, extract(epoch FROM i.remaining)::float8, i.state
         FROM unnest($1::text[]) AS n(name), lease_info(n.name) AS i
@@ -136,8 +139,8 @@ const TAKEN: &str = "AS granted LEFT JOIN LATERAL (
             AND (i.state IN ('held', 'uncommitted') OR cardinality(i.blocking_pids) > 0)
         ORDER BY i.remaining DESC NULLS LAST LIMIT 1) AS taken ON true";
 
-/// One try, or a portion of a wait, which ends before the limits that the role has for statements
-/// and locks.
+/// A try, or a portion of a wait. The portion ends before the role's `statement_timeout` and
+/// `lock_timeout`.
 const ACQUIRE: &str = "SELECT granted, taken.* FROM lease_acquire(
         ($1::text[])[1], $2::text, $3::interval, least($6::interval,
             nullif(current_setting('statement_timeout'), '0')::interval / 2,
@@ -163,7 +166,7 @@ const RELEASE_ROWS: &str = "SELECT lease_release_rows($3::text::regclass, $4::te
         $1::text[]::jsonb[], $2::bigint[], $5::name, $6::name) IS NOT NULL
     FROM set_config('lock_timeout', $7, true)";
 
-/// Releases what a holder has of these names.
+/// Releases the leases of these names that a holder has.
 const UNDO: &str = "SELECT count(lease_release(n.name, i.first_token))
     FROM set_config('lock_timeout', $2, true), unnest($1::text[]) AS n(name),
         lease_info(n.name) AS i
@@ -172,36 +175,37 @@ const UNDO: &str = "SELECT count(lease_release(n.name, i.first_token))
 /// The statement of a call.
 pub(crate) fn of(schema: &str, call: &Call) -> Statement {
     let Pairs { names, tokens, ttls, table } = call.pairs.clone();
-    // How long a release waits for the lock of somebody's open transaction.
+    // How long a release waits for a lock that an open transaction holds.
     let lock_timeout = (call.limit / 4).max(10).to_string();
-    let mut statement = match (&call.about, table) {
-        (About::Acquire { ask, reclaims, wait, .. }, _) => {
-            let Ask { holder, metadata, is_shared, slots, is_session, .. } = Ask::clone(ask);
+    let mut statement = match (&call.operation, table) {
+        (Operation::Acquire { options, reclaim, wait, .. }, _) => {
+            let Options { holder, metadata, is_shared, slots, is_session, .. } =
+                Options::clone(options);
             let metadata = metadata.as_ref().map(Value::to_string);
             let sql = if names.len() == 1 { ACQUIRE } else { ACQUIRE_ALL };
             statement!(
                 format!("{sql} {TAKEN}"), names => TEXT_ARRAY, holder => TEXT,
-                interval(ask.ttl) => TEXT, metadata => TEXT, is_session => BOOL,
-                interval(*wait) => TEXT, is_shared => BOOL, slots => INT4, *reclaims => BOOL
+                interval(options.ttl) => TEXT, metadata => TEXT, is_session => BOOL,
+                interval(*wait) => TEXT, is_shared => BOOL, slots => INT4, *reclaim => BOOL
             )
         }
-        (About::Leases(_), Some(RowTable { name, keys, fence, deadline })) => {
+        (Operation::Keep(_), Some(RowTable { name, keys, fence, deadline })) => {
             let ttls: Vec<_> = ttls.into_iter().map(interval).collect();
             statement!(
                 KEEP_ROWS, names => TEXT_ARRAY, tokens => INT8_ARRAY, name => TEXT,
                 keys => TEXT_ARRAY, fence => TEXT, deadline => TEXT, ttls => TEXT_ARRAY
             )
         }
-        (About::Leases(_), None) => statement!(KEEP, names => TEXT_ARRAY, tokens => INT8_ARRAY),
-        (About::Release(_), Some(RowTable { name, keys, fence, deadline })) => statement!(
+        (Operation::Keep(_), None) => statement!(KEEP, names => TEXT_ARRAY, tokens => INT8_ARRAY),
+        (Operation::Release(_), Some(RowTable { name, keys, fence, deadline })) => statement!(
             RELEASE_ROWS, names => TEXT_ARRAY, tokens => INT8_ARRAY, name => TEXT,
             keys => TEXT_ARRAY, fence => TEXT, deadline => TEXT, lock_timeout => TEXT
         ),
-        (About::Release(_), None) => statement!(
+        (Operation::Release(_), None) => statement!(
             RELEASE, names => TEXT_ARRAY, tokens => INT8_ARRAY, lock_timeout => TEXT
         ),
-        (About::Undo { ask, .. }, _) => {
-            let holder = ask.holder.clone();
+        (Operation::Undo { options, .. }, _) => {
+            let holder = options.holder.clone();
             statement!(UNDO, names => TEXT_ARRAY, lock_timeout => TEXT, holder => TEXT)
         }
     };
@@ -209,10 +213,10 @@ pub(crate) fn of(schema: &str, call: &Call) -> Statement {
     statement
 }
 
-/// Reads the rows of a call; None if they have another form than is known.
+/// Reads the rows that answer a call. Returns None if their form is not known.
 pub(crate) fn read(call: &Call, rows: &[Row]) -> Option<Answer> {
-    match &call.about {
-        About::Acquire { .. } => {
+    match &call.operation {
+        Operation::Acquire { .. } => {
             let row = rows.first()?;
             Some(match row.try_get::<_, Option<i64>>(0).ok()? {
                 Some(token) => Answer::Granted(token),
@@ -223,40 +227,44 @@ pub(crate) fn read(call: &Call, rows: &[Row]) -> Option<Answer> {
                 },
             })
         }
-        About::Leases(_) => {
+        Operation::Keep(_) => {
             let outcome = |row: &Row| {
                 Some(Outcome {
-                    is: row.try_get(0).ok()?,
+                    kind: row.try_get(0).ok()?,
                     remaining: milliseconds(row, 1)?,
                     again_in: milliseconds(row, 2)?,
                     code: row.try_get::<_, Option<String>>(3).ok()?.unwrap_or_default(),
                 })
             };
-            Some(Answer::Kept(all(call, rows, outcome)?))
+            Some(Answer::Kept(read_each(call, rows, outcome)?))
         }
-        About::Release(_) => Some(Answer::Released(all(call, rows, |row| row.try_get(0).ok())?)),
-        About::Undo { .. } => Some(Answer::Undone(rows.first()?.try_get(0).ok()?)),
+        Operation::Release(_) => {
+            Some(Answer::Released(read_each(call, rows, |row| row.try_get(0).ok())?))
+        }
+        Operation::Undo { .. } => Some(Answer::Undone(rows.first()?.try_get(0).ok()?)),
     }
 }
 
-/// A row for each name of the call.
-fn all<T>(call: &Call, rows: &[Row], read: impl Fn(&Row) -> Option<T>) -> Option<Vec<T>> {
-    let all: Vec<T> = rows.iter().map(read).collect::<Option<_>>()?;
-    Some(all).filter(|all| all.len() == call.pairs.names.len())
+/// Reads one row for each name of the call. Returns None if their number differs.
+fn read_each<T>(call: &Call, rows: &[Row], read: impl Fn(&Row) -> Option<T>) -> Option<Vec<T>> {
+    let values: Vec<T> = rows.iter().map(read).collect::<Option<_>>()?;
+    Some(values).filter(|values| values.len() == call.pairs.names.len())
 }
 
-/// A column with seconds, in milliseconds that are rounded down. The outer None: it is no number.
-fn milliseconds(row: &Row, at: usize) -> Option<Option<i64>> {
-    let seconds: Option<f64> = row.try_get(at).ok()?;
+/// Returns a column of seconds in milliseconds, rounded down, or Some(None) if it is NULL. Returns
+/// None if it is not a number.
+fn milliseconds(row: &Row, column: usize) -> Option<Option<i64>> {
+    let seconds: Option<f64> = row.try_get(column).ok()?;
     Some(seconds.map(|seconds| ((seconds.max(0.0) * 1000.0) as i64).min(NEVER)))
 }
 
-/// The process of the server, and when its transaction began, which no other one of it has.
-pub(crate) type Place = (i32, f64);
+/// A transaction in the server: its backend's process, and its start, which no other transaction of
+/// that process has.
+pub(crate) type ServerTransaction = (i32, f64);
 
-/// A statement of a transaction counts the rows for which this is not NULL, and tells its place.
-/// `$1` are its pairs, as JSON, which every driver can send. Their order is the same everywhere, so
-/// that no two transactions wait for each other.
+/// Returns a statement that calls the function for each pair, counts the results that are not NULL,
+/// and returns its transaction with the count. `$1` are the pairs, as JSON, which every driver can
+/// send. All transactions lock them in the same order, so that no two wait for each other.
 pub(crate) fn counted(function: &str) -> String {
     format!(
         "SELECT count({function}), pg_backend_pid(), extract(epoch FROM now())::float8 FROM (
@@ -266,7 +274,7 @@ pub(crate) fn counted(function: &str) -> String {
     )
 }
 
-/// A table whose rows are leases of their own, as its user names it and its columns.
+/// A table whose rows are leases, with its columns, in the names that the program uses.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct RowTable {
     pub name: String,
@@ -276,7 +284,7 @@ pub(crate) struct RowTable {
 }
 
 impl RowTable {
-    /// A row of it, for the statements of a transaction.
+    /// Returns a row of the table as an argument of a guard's statements.
     pub fn row(&self, key: &str, token: i64) -> Value {
         let RowTable { name, keys, fence, deadline } = self;
         json!({
@@ -286,10 +294,10 @@ impl RowTable {
     }
 }
 
-/// Ends what hangs in these transactions, and not the ROLLBACK that comes after it. It returns a
-/// row for each, which is false if this role may not see it.
-pub(crate) fn cancel(places: Vec<Place>) -> Statement {
-    let (processes, began): (Vec<_>, Vec<_>) = places.into_iter().unzip();
+/// Cancels the statements that run in these transactions, but not the ROLLBACK that comes after
+/// them. It returns a row for each transaction, which is false if this role may not see it.
+pub(crate) fn cancel(transactions: Vec<ServerTransaction>) -> Statement {
+    let (processes, began): (Vec<_>, Vec<_>) = transactions.into_iter().unzip();
     let sql = "SELECT CASE WHEN is_seen THEN pg_cancel_backend(pid) ELSE false END
         FROM unnest($1::integer[], $2::float8[]) AS x(process, began)
         JOIN pg_stat_activity ON pid = process, coalesce(state <> 'disabled', false) AS is_seen

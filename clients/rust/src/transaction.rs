@@ -1,10 +1,10 @@
-//! Transactions under leases, whichever driver they are of.
+//! Transactions that are guarded by leases, with any driver.
 
 use crate::connection::Connected;
 use crate::errors::{Error, Reason, Refused};
 use crate::heartbeat::{Grant, Heartbeat, Held, lock};
 use crate::lease_state::{Id, LeaseStates, Stage};
-use crate::statements::{Place, counted, qualified};
+use crate::statements::{ServerTransaction, counted, qualified};
 use serde_json::{Value, json};
 use std::mem;
 use std::ops::{Deref, DerefMut};
@@ -14,34 +14,33 @@ use tokio::task::AbortHandle;
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Client, Row, ToStatement, Transaction};
 
-/// A connection on which a transaction under a lease can be begun: tokio-postgres' [`Client`], a
-/// [`Connected`], a [`Transaction`] or [`Guard`] that is open; with the feature `sqlx` its
-/// `PgConnection`, too.
+/// A connection on which a guard can begin: tokio-postgres' [`Client`], a [`Connected`], or an open
+/// [`Transaction`] or [`Guard`]; with the feature `sqlx` also sqlx's `PgConnection`.
 pub trait Guardable: Send {
     /// The driver's transaction.
     #[doc(hidden)]
-    type Begun<'c>: Open
+    type Begun<'c>: OpenTransaction
     where
         Self: 'c;
 
     #[doc(hidden)]
     fn begin(&mut self) -> impl Future<Output = Begun<Self::Begun<'_>>> + Send;
 
-    /// The handle that breaks it off.
+    /// The handle that cuts the connection, if a loss may do so.
     #[doc(hidden)]
     fn cut(&self) -> Option<AbortHandle> {
         None
     }
 }
 
-/// A transaction, which is whole, or a savepoint.
+/// A transaction with `true`, or a savepoint with `false`.
 pub type Begun<T> = Result<(T, bool), Error>;
 
 /// Fails with 25P02 in a transaction that has failed, and with 22P02 in any other than the guard's:
-/// the setting is local to it.
-pub const OURS: &str = "SELECT current_setting('pg_fence.token')::bigint";
+/// the setting is local to the guard's transaction.
+pub const CHECK_TRANSACTION: &str = "SELECT current_setting('pg_fence.token')::bigint";
 
-/// The functions of a guard, for each lease.
+/// The function calls of a guard, for each pair `x`.
 const GUARD: &str = "lease_guard(x.name, x.token)";
 const ADOPT: &str = "lease_guard(x.name, lease_adopt(x.name, x.token, x.holder))";
 const GUARD_ROW: &str =
@@ -49,29 +48,31 @@ const GUARD_ROW: &str =
 const RELEASE_ROW: &str = "(SELECT * FROM lease_release_rows(
     x.relation, x.keys, ARRAY[x.name::jsonb], ARRAY[x.token], x.fence, x.deadline))";
 
-/// A count, the process of the server, and when the transaction began.
+/// The number of results that are not NULL, the server's process, and the transaction's start.
 pub type Counted = (i64, i32, f64);
 
-/// A driver's transaction, or savepoint. Dropped, it is rolled back.
+/// A driver's transaction or savepoint. When it is dropped, it is rolled back.
 #[doc(hidden)]
-pub trait Open: Send + Sized {
-    fn text(&mut self, sql: &'static str) -> impl Future<Output = Result<(), Error>> + Send;
+pub trait OpenTransaction: Send + Sized {
+    /// Runs statements without arguments.
+    fn run_sql(&mut self, sql: &'static str) -> impl Future<Output = Result<(), Error>> + Send;
 
-    /// Runs a statement with these pairs as its argument, without a prepared one: poolers do not
-    /// stand that.
+    /// Runs a statement of [`counted`] with these pairs. The statement is not prepared, because
+    /// poolers do not support that.
     fn count(
         &mut self,
         sql: &str,
         pairs: &str,
     ) -> impl Future<Output = Result<Counted, Error>> + Send;
 
-    /// A COMMIT of a transaction that has failed rolls back and is no error, and one without any
-    /// transaction is a warning. So `OURS` comes before it if the transaction is whole.
+    /// Commits. A COMMIT after a failed statement rolls back without an error, and one without a
+    /// transaction is a warning: so `CHECK_TRANSACTION` is sent before it, unless this is a
+    /// savepoint.
     fn commit(self, is_whole: bool) -> impl Future<Output = Result<(), Error>> + Send;
 }
 
-impl Open for Transaction<'_> {
-    async fn text(&mut self, sql: &'static str) -> Result<(), Error> {
+impl OpenTransaction for Transaction<'_> {
+    async fn run_sql(&mut self, sql: &'static str) -> Result<(), Error> {
         Ok(self.batch_execute(sql).await?)
     }
 
@@ -84,24 +85,24 @@ impl Open for Transaction<'_> {
         if !is_whole {
             return Ok(Transaction::commit(self).await?);
         }
-        self.batch_execute(&format!("{OURS}; COMMIT")).await?;
-        // Its drop would send a ROLLBACK. It owns nothing.
+        self.batch_execute(&format!("{CHECK_TRANSACTION}; COMMIT")).await?;
+        // The drop of the driver's transaction would send a ROLLBACK. It owns nothing.
         mem::forget(self);
         Ok(())
     }
 }
 
-macro_rules! begins {
-    ($($of:ty: $is_whole:literal, $one:ident => $on:expr $(, $cut:item)?;)*) => {$(
-        impl Guardable for $of {
+macro_rules! guardable {
+    ($($kind:ty: $is_whole:literal, $this:ident => $client:expr $(, $cut:item)?;)*) => {$(
+        impl Guardable for $kind {
             type Begun<'c>
                 = Transaction<'c>
             where
                 Self: 'c;
 
             async fn begin(&mut self) -> Begun<Transaction<'_>> {
-                let $one = self;
-                Ok(($on.transaction().await?, $is_whole))
+                let $this = self;
+                Ok(($client.transaction().await?, $is_whole))
             }
 
             $($cut)?
@@ -109,57 +110,64 @@ macro_rules! begins {
     )*};
 }
 
-begins! {
-    Client: true, one => one;
-    Connected: true, one => one, fn cut(&self) -> Option<AbortHandle> { Some(self.task.abort_handle()) };
-    Transaction<'_>: false, one => one;
-    Guard<'_>: false, one => one.transaction;
+guardable! {
+    Client: true, client => client;
+    Connected: true, connected => connected, fn cut(&self) -> Option<AbortHandle> {
+        Some(self.task.abort_handle())
+    };
+    Transaction<'_>: false, transaction => transaction;
+    Guard<'_>: false, guard => guard.transaction;
 }
 
-/// The leases, or the number, that a transaction is under.
-pub(crate) struct Under {
+/// The leases of a guard, or its adopted lease, and the state of its transaction.
+pub(crate) struct GuardState {
     heartbeat: Arc<Heartbeat>,
-    /// None is given back while the transaction runs. An adopted one is not among them.
+    /// The leases, which are not released while the transaction runs. An adopted lease is not here.
     leases: Vec<Arc<Held>>,
     names: Vec<String>,
-    /// Row leases, and the names of all others, as the arguments of the statements.
+    /// The arguments of the statements: the rows of row leases, and the names of all other leases.
     rows: Vec<Value>,
     pairs: Vec<Value>,
+    /// False for a savepoint.
     is_whole: bool,
-    /// Row leases whose window was over before it began. The table's trigger checks their last
-    /// write, and they have no other.
+    /// Row leases whose window was over before the transaction began. The transaction may still
+    /// release them, as the table's trigger checks that write, but not commit anything else.
     late: Vec<Id>,
-    /// True while the transaction has written the rows of row leases.
-    is_touching: bool,
-    /// How far the transaction has come that releases the leases, if it does.
-    last: Option<Stage>,
+    /// True while the transaction has locked the rows of row leases.
+    has_row_locks: bool,
+    /// The stage of a transaction that releases the leases; None if it does not.
+    stage: Option<Stage>,
+    /// The handle that cuts the connection.
     cut: Option<AbortHandle>,
-    /// Where what hangs can be found: not in a savepoint, for its transaction goes on without it.
-    place: Option<Place>,
-    /// How many statements are under way, or were dropped where they were.
-    hanging: AtomicUsize,
+    /// The transaction in which a running statement is cancelled. None for a savepoint: the
+    /// program's transaction goes on after it.
+    transaction: Option<ServerTransaction>,
+    /// The number of statements that run, or were dropped before their answers.
+    running: AtomicUsize,
 }
 
-impl Under {
-    /// Under leases, or under the number of an adopted one, which has no grant.
+impl GuardState {
+    /// Guards with leases, or with the name, number and holder of an adopted lease, which has no
+    /// grant.
     pub fn new(
         heartbeat: &Arc<Heartbeat>,
         leases: Vec<Arc<Held>>,
         adopted: Option<(&str, i64, String)>,
-    ) -> Under {
+    ) -> GuardState {
         let (mut names, mut rows, mut pairs) = (Vec::new(), Vec::new(), Vec::new());
-        for Grant { names: of, token, row, .. } in leases.iter().map(|lease| &*lease.grant) {
-            names.extend(of.clone());
-            match row {
+        for grant in leases.iter().map(|lease| &*lease.grant) {
+            names.extend(grant.names.clone());
+            let pair = |name| json!({ "name": name, "token": grant.token });
+            match &grant.row {
                 Some(row) => rows.push(row.clone()),
-                None => pairs.extend(of.iter().map(|name| json!({ "name": name, "token": token }))),
+                None => pairs.extend(grant.names.iter().map(pair)),
             }
         }
         if let Some((name, token, holder)) = adopted {
             names.push(name.to_owned());
             pairs.push(json!({ "name": name, "token": token, "holder": holder }));
         }
-        Under {
+        GuardState {
             heartbeat: heartbeat.clone(),
             leases,
             names,
@@ -167,11 +175,11 @@ impl Under {
             pairs,
             is_whole: true,
             late: Vec::new(),
-            is_touching: false,
-            last: None,
+            has_row_locks: false,
+            stage: None,
             cut: None,
-            place: None,
-            hanging: 0.into(),
+            transaction: None,
+            running: 0.into(),
         }
     }
 
@@ -183,21 +191,22 @@ impl Under {
         self.grants().map(|grant| grant.id).collect()
     }
 
-    /// The next renewal is to tell whether they are lost.
+    /// Renews the leases at once, which shows if they are lost.
     fn suspect(&self) {
         self.heartbeat.input(|states| states.suspect(&self.ids()));
     }
 
-    /// Tells how far the transaction has come that releases them.
-    fn tell_last(&self, stage: Stage) {
-        self.heartbeat.input(|states| states.last(&self.ids(), stage));
+    /// Reports the stage of the transaction that releases the leases.
+    fn report_stage(&self, stage: Stage) {
+        self.heartbeat.input(|states| states.last_transaction(&self.ids(), stage));
     }
 
     fn is_adopted(&self) -> bool {
         self.leases.is_empty()
     }
 
-    /// `Send` is said, for the compiler does not find it out if a guard is within another.
+    /// Begins the guard. `Send` is declared, because the compiler does not infer it for a guard
+    /// within another.
     #[allow(clippy::manual_async_fn)]
     pub fn begin<'c, C: Guardable>(
         mut self,
@@ -220,34 +229,34 @@ impl Under {
                     }
                     checked => checked?,
                 }
-                // From here on a loss breaks it off.
+                // From here on a loss cuts the connection.
                 lock(&grant.guards).extend(self.cut.clone());
             }
-            // Nor does it begin if one was lost meanwhile.
+            // A lease may have been lost between its check and the line above.
             self.loss().map_or(Ok(()), Err)?;
             let transaction;
             (transaction, self.is_whole) = self.or_loss(connection.begin()).await?;
-            let mut guard = Guarded { transaction, under: self };
+            let mut guard = Guarded { transaction, state: self };
             let mut entered = guard.enter().await;
-            let is_silent = entered.as_ref().is_err_and(|error| error.has_state("PF004"));
-            if is_silent && guard.under.is_whole && !guard.under.is_adopted() {
-                // After a failover no token speaks until its holder has renewed.
-                guard.under.touches(false);
-                guard.under.heartbeat.renew(&guard.under.leases).await;
-                guard.under.or_loss(guard.transaction.text("ROLLBACK; BEGIN")).await?;
+            let is_unconfirmed = entered.as_ref().is_err_and(|error| error.has_state("PF004"));
+            if is_unconfirmed && guard.state.is_whole && !guard.state.is_adopted() {
+                // After a failover the server refuses each token until its holder has renewed it.
+                guard.state.set_row_locks(false);
+                guard.state.heartbeat.renew(&guard.state.leases).await;
+                guard.state.or_loss(guard.transaction.run_sql("ROLLBACK; BEGIN")).await?;
                 entered = guard.enter().await;
             }
-            let table = guard.under.rows.first().and_then(|row| row["relation"].as_str());
+            let table = guard.state.rows.first().and_then(|row| row["relation"].as_str());
             match entered.map_err(|error| error.of_call("", table)) {
                 Ok(()) => Ok(guard),
-                // NULL from lease_adopt: a transaction guards an older number. PF004 from it:
-                // another holder has adopted this number.
+                // 22004: lease_adopt has returned NULL, as a transaction guards an older number.
+                // PF004: another holder has adopted this number.
                 Err(Error::Refused(Refused { sqlstate, detail, .. }))
                     if matches!(sqlstate.as_str(), "22004" | "PF004")
-                        && guard.under.is_adopted() =>
+                        && guard.state.is_adopted() =>
                 {
                     let holder = detail.get("holder").and_then(Value::as_str).map(str::to_owned);
-                    let (names, remaining, waits_for) = (guard.under.names.clone(), None, None);
+                    let (names, remaining, waits_for) = (guard.state.names.clone(), None, None);
                     Err(Error::LeaseTaken { names, holder, remaining, waits_for })
                 }
                 Err(error) => Err(error),
@@ -255,11 +264,11 @@ impl Under {
         }
     }
 
-    /// Tells the heartbeat that the rows of row leases are written, or that the transaction has ended.
-    fn touches(&mut self, begins: bool) {
-        let is_changed = mem::replace(&mut self.is_touching, begins) != begins;
+    /// Reports that the rows of row leases are locked, or that the transaction has ended.
+    fn set_row_locks(&mut self, locked: bool) {
+        let is_changed = mem::replace(&mut self.has_row_locks, locked) != locked;
         for grant in self.grants().filter(|grant| is_changed && grant.row.is_some()) {
-            let input = if begins { LeaseStates::touches } else { LeaseStates::ended };
+            let input = if locked { LeaseStates::row_locked } else { LeaseStates::row_unlocked };
             self.heartbeat.input(|states| input(states, grant.id));
         }
     }
@@ -268,7 +277,7 @@ impl Under {
         self.grants().filter(|grant| !self.late.contains(&grant.id)).find_map(Grant::loss)
     }
 
-    /// The result of a call, unless a loss is first.
+    /// Returns the result of a call, or the loss of a lease if that comes first.
     async fn or_loss<T>(&self, call: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
         let lost = async {
             let mut changed = self.heartbeat.changed.subscribe();
@@ -279,16 +288,16 @@ impl Under {
                 }
             }
         };
-        self.hanging.fetch_add(1, Relaxed);
+        self.running.fetch_add(1, Relaxed);
         tokio::select! {
             biased;
             done = call => {
-                self.hanging.fetch_sub(1, Relaxed);
+                self.running.fetch_sub(1, Relaxed);
                 let Err(error) = done else { return done };
                 if error.has_state("PF001") || error.has_state("PF004") {
                     self.suspect();
                 }
-                // That of a connection that was broken off because of a loss is the loss.
+                // If a loss has cut the connection, the error is the loss.
                 let is_cut = matches!(error, Error::TransactionLost { .. });
                 Err(self.loss().filter(|_| is_cut).unwrap_or(error))
             }
@@ -297,15 +306,15 @@ impl Under {
     }
 }
 
-/// The meaning of a refused commit.
-fn told_of_commit(mut error: Error) -> Error {
+/// Returns the type of the error of a commit.
+fn commit_error(mut error: Error) -> Error {
     let sqlstate = error.sqlstate();
     let (message, in_doubt) = match (sqlstate.as_deref(), &mut error) {
         (Some("25P02"), _) => ("a statement of it has failed: all of it is rolled back", false),
         (Some("22P02" | "3B001"), _) => {
             ("the work has ended it itself: what came after that was not guarded", true)
         }
-        // The server ends an idle transaction before it reads the commit.
+        // The server has ended an idle transaction before it read the commit: no doubt.
         (Some("25P03" | "25P04"), _) => return error,
         (_, Error::TransactionLost { in_doubt, .. } | Error::LeaseLost { in_doubt, .. }) => {
             *in_doubt = true;
@@ -316,92 +325,92 @@ fn told_of_commit(mut error: Error) -> Error {
     Error::TransactionLost { message: message.to_owned(), sqlstate, in_doubt }
 }
 
-impl Drop for Under {
+impl Drop for GuardState {
     fn drop(&mut self) {
         let cut = self.cut.as_ref().map(AbortHandle::id);
         for grant in self.grants() {
             lock(&grant.guards).retain(|one| Some(one.id()) != cut);
         }
-        if let Some(stage) = self.last {
-            self.tell_last(stage);
+        if let Some(stage) = self.stage {
+            self.report_stage(stage);
         }
-        self.touches(false);
-        // A caller that gave up a statement, or lost it, is not to be held up by it. It is not
-        // known here what a driver's own method does, so the server is asked after each loss.
-        let hangs = *self.hanging.get_mut() > 0 || self.loss().is_some();
-        if let (true, Some(place)) = (hangs, self.place) {
-            self.heartbeat.cancel(place);
+        self.set_row_locks(false);
+        // A statement that the program gave up must not delay what comes after it. A driver's own
+        // method may also be running, which is not visible here: so each loss cancels.
+        let may_run = *self.running.get_mut() > 0 || self.loss().is_some();
+        if let (true, Some(transaction)) = (may_run, self.transaction) {
+            self.heartbeat.cancel(transaction);
         }
     }
 }
 
-/// The outcome of beginning one on such a connection.
+/// The result of beginning a guard on a connection of type `C`.
 pub type Guards<'c, C> = Result<Guarded<<C as Guardable>::Begun<'c>>, Error>;
 
-/// On tokio-postgres.
+/// A guard on tokio-postgres.
 pub type Guard<'c> = Guarded<Transaction<'c>>;
 
-/// A driver's transaction under leases, to be ended by [`commit`](Guarded::commit) or
-/// [`commit_and_release`](Guarded::commit_and_release); dropped, it is rolled back.
+/// A driver's transaction that is guarded by leases. It is ended by [`commit`](Guarded::commit) or
+/// [`commit_and_release`](Guarded::commit_and_release). When it is dropped, it is rolled back.
 ///
-/// It dereferences to the driver's transaction. The methods of that name here do more: a loss ends
-/// them where they wait, and errors come out as [types](Error). A call by dereferencing ends with
-/// the connection, which a loss breaks off where it is a [`Connected`].
+/// It dereferences to the driver's transaction. Those methods of the driver that are repeated here
+/// do more: they return as soon as a lease is lost, and their errors are [typed](Error). Any other
+/// method ends with the connection, which a loss cuts if it is a [`Connected`].
 #[must_use = "dropped, it is rolled back"]
-pub struct Guarded<T: Open> {
-    // Rolled back before the loss need not break it off any more.
+pub struct Guarded<T: OpenTransaction> {
+    // Dropped first: it is rolled back while a loss can still cut the connection.
     transaction: T,
-    under: Under,
+    state: GuardState,
 }
 
-impl<T: Open> Guarded<T> {
-    /// Runs a statement for each of these, and tells whether each of its answers was no NULL.
-    async fn call(&mut self, function: &str, of: Vec<Value>) -> Result<bool, Error> {
-        if of.is_empty() {
+impl<T: OpenTransaction> Guarded<T> {
+    /// Calls a function for each of the pairs. Returns true if no result was NULL.
+    async fn call(&mut self, function: &str, pairs: Vec<Value>) -> Result<bool, Error> {
+        if pairs.is_empty() {
             return Ok(true);
         }
-        let Guarded { transaction, under } = self;
-        let sql = qualified(&under.heartbeat.setup.schema, &counted(function));
-        let (expected, of) = (of.len() as i64, Value::from(of).to_string());
-        let (count, process, began) = under.or_loss(transaction.count(&sql, &of)).await?;
-        under.place = under.is_whole.then_some((process, began));
+        let Guarded { transaction, state } = self;
+        let sql = qualified(&state.heartbeat.setup.schema, &counted(function));
+        let (expected, pairs) = (pairs.len() as i64, Value::from(pairs).to_string());
+        let (count, process, began) = state.or_loss(transaction.count(&sql, &pairs)).await?;
+        state.transaction = state.is_whole.then_some((process, began));
         Ok(count == expected)
     }
 
     async fn enter(&mut self) -> Result<(), Error> {
-        let (rows, pairs) = (self.under.rows.clone(), self.under.pairs.clone());
+        let (rows, pairs) = (self.state.rows.clone(), self.state.pairs.clone());
         if !self.call(GUARD_ROW, rows).await? {
             return Err(self.gone());
         }
-        self.under.touches(true);
-        self.call(if self.under.is_adopted() { ADOPT } else { GUARD }, pairs).await?;
+        self.state.set_row_locks(true);
+        self.call(if self.state.is_adopted() { ADOPT } else { GUARD }, pairs).await?;
         Ok(())
     }
 
-    /// The server has said that a lease is not ours.
+    /// The error if the server says that a lease is not held.
     fn gone(&self) -> Error {
-        self.under.suspect();
-        Error::lost(&self.under.names, Reason::Gone, false)
+        self.state.suspect();
+        Error::lost(&self.state.names, Reason::Gone, false)
     }
 
-    /// Commits. It refuses if a statement has failed, or the work has ended the transaction by
-    /// itself, which PostgreSQL takes for a success.
+    /// Commits. Fails if a lease is lost, if a statement has failed, or if the work has ended the
+    /// transaction itself; PostgreSQL would report success in both of the latter cases.
     pub async fn commit(mut self) -> Result<(), Error> {
-        self.under.late.clear();
-        match self.under.loss() {
+        self.state.late.clear();
+        match self.state.loss() {
             Some(loss) => Err(loss),
             None => self.end().await,
         }
     }
 
     async fn end(self) -> Result<(), Error> {
-        let Guarded { transaction, mut under } = self;
-        let (is_whole, is_last) = (under.is_whole, under.last.is_some());
+        let Guarded { transaction, mut state } = self;
+        let (is_whole, is_last) = (state.is_whole, state.stage.is_some());
         if is_last {
-            // The stage if this is dropped while it waits.
-            under.last = Some(if is_whole { Stage::InDoubt } else { Stage::RolledBack });
+            // The stage that is reported if this future is dropped during the commit.
+            state.stage = Some(if is_whole { Stage::InDoubt } else { Stage::RolledBack });
         }
-        let ended = under.or_loss(transaction.commit(is_whole)).await.map_err(told_of_commit);
+        let ended = state.or_loss(transaction.commit(is_whole)).await.map_err(commit_error);
         let is_in_doubt = matches!(
             ended,
             Err(Error::TransactionLost { in_doubt: true, .. }
@@ -413,28 +422,28 @@ impl<T: Open> Guarded<T> {
             Err(_) if is_whole && is_in_doubt => Stage::InDoubt,
             Err(_) => Stage::RolledBack,
         };
-        under.last = is_last.then_some(stage);
+        state.stage = is_last.then_some(stage);
         if ended.is_ok() {
-            under.place = None;
+            state.transaction = None;
         }
         ended
     }
 
-    /// Gives the leases back by the last write of this transaction, and commits. In a transaction
-    /// that goes on they are given back when that commits, and live on if it does not.
+    /// Releases the leases by the last write of this transaction, and commits. In a savepoint the
+    /// leases are released when the program's transaction commits, and stay held if it rolls back.
     pub async fn commit_and_release(mut self) -> Result<(), Error> {
-        // The heartbeat leaves out what is about to be released.
-        self.under.tell_last(Stage::Begins);
-        self.under.last = Some(Stage::RolledBack);
-        // No commit is on its way yet: any other error leaves no doubt.
-        let told = |error: Error| match error.has_state("25P02") {
-            true => told_of_commit(error),
+        // The heartbeat does not renew a lease that the transaction releases.
+        self.state.report_stage(Stage::Begins);
+        self.state.stage = Some(Stage::RolledBack);
+        // No commit is sent yet, so any other error than 25P02 leaves no doubt.
+        let release_error = |error: Error| match error.has_state("25P02") {
+            true => commit_error(error),
             false => error,
         };
-        // The work may have given a row up by itself.
-        let (rows, pairs) = (self.under.rows.clone(), self.under.pairs.clone());
-        self.call(RELEASE_ROW, rows).await.map_err(told)?;
-        if !self.call("lease_release(x.name, x.token)", pairs).await.map_err(told)? {
+        // A NULL is no error for rows: the work may have released its row itself.
+        let (rows, pairs) = (self.state.rows.clone(), self.state.pairs.clone());
+        self.call(RELEASE_ROW, rows).await.map_err(release_error)?;
+        if !self.call("lease_release(x.name, x.token)", pairs).await.map_err(release_error)? {
             return Err(self.gone());
         }
         self.end().await
@@ -442,11 +451,12 @@ impl<T: Open> Guarded<T> {
 }
 
 macro_rules! calls {
-    ($($name:ident($($given:ident: $kind:ty),*) -> $of:ty;)*) => {
+    ($($name:ident($($argument:ident: $kind:ty),*) -> $result:ty;)*) => {
         impl Guard<'_> {$(
             #[doc = concat!("As [`Transaction::", stringify!($name), "`].")]
-            pub async fn $name(&self, $($given: $kind),*) -> Result<$of, Error> {
-                self.under.or_loss(async { Ok(self.transaction.$name($($given),*).await?) }).await
+            pub async fn $name(&self, $($argument: $kind),*) -> Result<$result, Error> {
+                let call = async { Ok(self.transaction.$name($($argument),*).await?) };
+                self.state.or_loss(call).await
             }
         )*}
     };
@@ -462,7 +472,7 @@ calls! {
     query_opt(statement: &(impl ?Sized + ToStatement), params: &[&(dyn ToSql + Sync)]) -> Option<Row>;
 }
 
-impl<T: Open> Deref for Guarded<T> {
+impl<T: OpenTransaction> Deref for Guarded<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
@@ -470,7 +480,7 @@ impl<T: Open> Deref for Guarded<T> {
     }
 }
 
-impl<T: Open> DerefMut for Guarded<T> {
+impl<T: OpenTransaction> DerefMut for Guarded<T> {
     fn deref_mut(&mut self) -> &mut T {
         &mut self.transaction
     }

@@ -1,7 +1,8 @@
-//! What is Rust's own: the shape of the API, its drivers, its types. What a client decides is
-//! played by vectors, and what a process shows by the scenarios of all clients.
+//! Tests of what only the client in Rust has: the shape of its API, its drivers and its types. The
+//! vectors test what a client decides, and the scenarios of all clients test what a process shows.
 //!
-//! `DATABASE_URL=postgresql://… cargo test`: of a database with the extension alone.
+//! They run as `DATABASE_URL=postgresql://… cargo test`, with a database that has only the
+//! extension.
 
 use pg_fence_client::{
     BoxError, Connected, Error, Event, EventKind, Fence, Lease, Reason, classify, connect, open,
@@ -44,18 +45,19 @@ fn lost<T: Debug>(outcome: Result<T, Error>) -> Reason {
     }
 }
 
-/// A table of one order, bound to its lease; and the database alone, for epochs silence all tokens.
+/// A table of one order, bound to its lease. One test at a time has a shop, because a new epoch
+/// invalidates the tokens of all leases in the database.
 struct Shop {
     admin: Connected,
     fence: Fence,
-    _alone: tokio::sync::MutexGuard<'static, ()>,
+    _lock: tokio::sync::MutexGuard<'static, ()>,
 }
 
 impl Shop {
     async fn new() -> Shop {
-        static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
-        let (_alone, admin) = (ALONE.lock().await, client().await);
-        let shop = Shop { admin, fence: Fence::new(&url()).unwrap(), _alone };
+        static LOCK: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+        let (_lock, admin) = (LOCK.lock().await, client().await);
+        let shop = Shop { admin, fence: Fence::new(&url()).unwrap(), _lock };
         let table = "DROP TABLE IF EXISTS orders; CREATE TABLE orders (id bigint, status text);
             INSERT INTO orders VALUES (7, 'new'); SELECT lease_revoke('order:7');
             SELECT fence_protect('orders', lease => 'order:7')";
@@ -65,8 +67,8 @@ impl Shop {
 
     /// Runs statements, and returns the first value of the last row.
     async fn sql(&self, statements: &str) -> String {
-        let said = self.admin.simple_query(statements).await.unwrap();
-        let mut rows = said.iter().rev().filter_map(|message| match message {
+        let messages = self.admin.simple_query(statements).await.unwrap();
+        let mut rows = messages.iter().rev().filter_map(|message| match message {
             SimpleQueryMessage::Row(row) => row.get(0),
             _ => None,
         });
@@ -77,13 +79,14 @@ impl Shop {
         self.fence.lease("order:7").ttl(SHORT * 2).wait(LONG).acquire().await.unwrap()
     }
 
+    /// Acquires a lease that is lost after `SHORT`.
     async fn lost_soon(&self) -> Lease {
         let request = self.fence.lease("order:7").at_most(SHORT).wait(LONG);
         request.acquire().await.unwrap()
     }
 }
 
-/// Also where the release that was given up waits for somebody's lock.
+/// The release of the first guard is given up while it waits for a lock, and releases nothing.
 #[tokio::test]
 async fn a_lease_is_held_until_its_last_clone_is_dropped() {
     let (shop, mut client) = (Shop::new().await, client().await);
@@ -95,12 +98,12 @@ async fn a_lease_is_held_until_its_last_clone_is_dropped() {
     sleep(SHORT * 3).await;
     let (clone, guard) = (lease.clone(), lease.guard(&mut client).await.unwrap());
     drop((lease, clone));
-    // The fence does one call after the other, so a release would be through by now.
+    // The fence sends one call after the other, so a release would have ended by now.
     shop.fence.lease("order:8").acquire().await.unwrap().release().await.unwrap();
     assert_eq!(shop.sql(STATE).await, "held");
     guard.execute(PAY, &[]).await.unwrap();
     guard.commit().await.unwrap();
-    // It is given back in the background; and with the end of the work.
+    // The lease is released in the background after the guard, and by `hold` after its work.
     let request = shop.fence.lease("order:7").at_most(SHORT).wait(LONG);
     let hangs = request.hold(async |_| pending::<Result<(), Error>>().await);
     assert_eq!(lost(hangs.await), Reason::AtMost);
@@ -108,9 +111,10 @@ async fn a_lease_is_held_until_its_last_clone_is_dropped() {
     assert_eq!(shop.sql(STATE).await, "free");
 }
 
-/// The verbs' futures can be spawned. A lease lives on if the transaction of others rolls back.
+/// Also, the futures of the verbs can be spawned, and a lease stays held if the program's
+/// transaction rolls back its release.
 #[tokio::test]
-async fn a_guard_in_the_transaction_of_others_is_a_savepoint() {
+async fn a_guard_in_an_open_transaction_is_a_savepoint() {
     let shop = Shop::new().await;
     let (lease, fence) = (shop.lease().await, shop.fence.clone());
     let work = async move {
@@ -125,8 +129,8 @@ async fn a_guard_in_the_transaction_of_others_is_a_savepoint() {
         guard.execute(PAY, &[]).await?;
         guard.commit().await?;
         assert!(matches!(fence.guard(&mut client, []).await, Err(Error::Invalid(_))));
-        let others = Fence::new(&url())?;
-        assert!(matches!(others.guard(&mut client, [&lease]).await, Err(Error::Invalid(_))));
+        let other = Fence::new(&url())?;
+        assert!(matches!(other.guard(&mut client, [&lease]).await, Err(Error::Invalid(_))));
         lease.run(async { lease.release().await }).await?
     };
     tokio::spawn(work).await.unwrap().unwrap();
@@ -134,58 +138,61 @@ async fn a_guard_in_the_transaction_of_others_is_a_savepoint() {
 }
 
 #[tokio::test]
-async fn another_role_is_told_what_it_lacks() {
+async fn an_error_says_what_another_role_lacks() {
     let (shop, other) = (Shop::new().await, config(|config| config.user("rust_1")));
     let role = "CREATE ROLE rust_1 LOGIN; SELECT fence_grant('rust_1'); DROP TABLE IF EXISTS runs;
         CREATE TABLE runs (id int); SELECT fence_protect('runs', deadline => 'held_until')";
     shop.sql(role).await;
     let mut client = open(std::slice::from_ref(&other), NoTls, LONG).await.unwrap();
-    let told = shop.lease().await.guard(&mut client).await.err().unwrap().to_string();
-    assert!(told.contains("act as one role (options=-c role="), "{told}");
+    let message = shop.lease().await.guard(&mut client).await.err().unwrap().to_string();
+    assert!(message.contains("act as one role (options=-c role="), "{message}");
     let (fence, key) = (Fence::at([other], NoTls), [("id", &7 as &(dyn Display + Sync))]);
-    let told = fence.keep_row("runs", &key, 1, SHORT).acquire().await.unwrap_err().to_string();
-    assert!(told.ends_with("need SELECT and UPDATE: permission denied for table runs"), "{told}");
+    let message = fence.keep_row("runs", &key, 1, SHORT).acquire().await.unwrap_err().to_string();
+    assert!(
+        message.ends_with("need SELECT and UPDATE: permission denied for table runs"),
+        "{message}"
+    );
     fence.close().await;
     drop(client);
     shop.sql("SELECT fence_revoke('rust_1'); DROP ROLE rust_1").await;
 }
 
-static ASKED: OnceLock<Lease> = OnceLock::new();
+static CHECKED_LEASE: OnceLock<Lease> = OnceLock::new();
 
-/// A logger that asks the fence, and panics.
-struct Asks;
+/// A logger that checks a lease, and panics once it is lost.
+struct CheckingLogger;
 
-impl log::Log for Asks {
+impl log::Log for CheckingLogger {
     fn enabled(&self, _: &log::Metadata) -> bool {
         true
     }
     fn log(&self, _: &log::Record) {
-        if ASKED.get().is_some_and(|lease| lease.check().is_err()) {
-            resume_unwind(Box::new("as a log does whose pipe is closed"));
+        if CHECKED_LEASE.get().is_some_and(|lease| lease.check().is_err()) {
+            resume_unwind(Box::new("as a log that writes to a closed pipe"));
         }
     }
     fn flush(&self) {}
 }
 
 #[tokio::test]
-async fn a_logger_may_ask_the_fence() {
+async fn a_logger_may_check_a_lease_and_panic() {
     let shop = Shop::new().await;
     let lease = shop.lost_soon().await;
-    let lease = ASKED.get_or_init(|| lease);
-    log::set_logger(&Asks).unwrap();
+    let lease = CHECKED_LEASE.get_or_init(|| lease);
+    log::set_logger(&CheckingLogger).unwrap();
     log::set_max_level(log::LevelFilter::Warn);
     assert_eq!(lost(lease.run(pending::<()>()).await), Reason::AtMost);
     assert_eq!(lost(lease.check()), Reason::AtMost);
-    // The answers to others come after that line of the log.
-    let answer = timeout(LONG / 30, shop.fence.lease("order:8").acquire()).await;
-    answer.expect("an answer").unwrap();
+    // The replies to other acquires are delivered after that line of the log.
+    let reply = timeout(LONG / 30, shop.fence.lease("order:8").acquire()).await;
+    reply.expect("a reply").unwrap();
 }
 
-/// A caller who gives up ends what hangs, too, and the connection is whole after it.
+/// A statement that the program gives up ends, too, and its connection can be used again.
 #[tokio::test]
-async fn what_a_loss_has_ended_hangs_no_more() {
+async fn a_loss_ends_the_statement_that_hangs() {
     let shop = Shop::new().await;
-    // On a driver's own connection, which a loss does not break off.
+    // On the driver's connection, which a loss does not cut.
     let (mut client, connection) = tokio_postgres::connect(&url(), NoTls).await.unwrap();
     tokio::spawn(connection);
     let lease = shop.lost_soon().await;
@@ -194,19 +201,19 @@ async fn what_a_loss_has_ended_hangs_no_more() {
     drop((guard, lease));
     let lease = shop.lease().await;
     let guard = lease.guard(&mut client).await.unwrap();
-    // Also if another one, which was sent with it, has ended.
+    // It also ends if another statement of the guard, which was sent with it, has ended.
     let both = async { tokio::join!(guard.batch_execute("SELECT 1"), guard.batch_execute(HANG)) };
     assert!(timeout(SHORT / 5, both).await.is_err());
     drop((guard, lease));
-    // What comes after a savepoint is not cancelled: the caller that began goes on.
-    let lease = timeout(LONG / 30, shop.lost_soon()).await.expect("nothing hangs");
+    // A statement after the savepoint is not cancelled: the program's transaction goes on.
+    let lease = timeout(LONG / 30, shop.lost_soon()).await.expect("no statement hangs");
     let mut outer = client.transaction().await.unwrap();
     let guard = lease.guard(&mut outer).await.unwrap();
     lease.lost().await;
     drop((guard, lease));
     outer.batch_execute("SELECT pg_sleep(1)").await.unwrap();
     outer.rollback().await.unwrap();
-    // What has not begun is broken off, where not even BEGIN comes through.
+    // A guard that has not begun ends with its connection, as its BEGIN waits for a statement.
     let mut client = self::client().await;
     assert!(timeout(SHORT / 5, client.batch_execute(HANG)).await.is_err());
     let lease = shop.lost_soon().await;
@@ -215,7 +222,7 @@ async fn what_a_loss_has_ended_hangs_no_more() {
 }
 
 #[tokio::test]
-async fn errors_are_found_however_deep_they_are_and_told_at_once() {
+async fn nested_errors_are_found_and_permanent_ones_come_at_once() {
     let shop = Shop::new().await;
     let refused = shop.admin.batch_execute(PAY).await.unwrap_err();
     let wrapped: BoxError = Box::new(Error::other(refused));
@@ -225,7 +232,7 @@ async fn errors_are_found_however_deep_they_are_and_told_at_once() {
     assert!(classify(&other).is_none());
     let elsewhere = Fence::new(&url()).unwrap().in_schema("nowhere");
     assert!(matches!(elsewhere.lease("x").acquire().await, Err(Error::NotInstalled(_))));
-    // What never opens is told at once.
+    // The error of a connection that can never be opened comes at once.
     for (words, fence) in [
         ("TLS", Fence::at([config(|config| config.ssl_mode(SslMode::Require))], NoTls)),
         ("does not exist", Fence::at([config(|config| config.dbname("nowhere"))], NoTls)),
@@ -234,12 +241,13 @@ async fn errors_are_found_however_deep_they_are_and_told_at_once() {
     ] {
         let stop = CancellationToken::new();
         let lead = fence.lead("x", SHORT, &stop, async |_| Ok(()));
-        let told = timeout(SHORT * 5, lead).await.expect("at once").unwrap_err().to_string();
-        assert!(told.contains(words), "{told}");
+        let error = timeout(SHORT * 5, lead).await.expect("at once").unwrap_err().to_string();
+        assert!(error.contains(words), "{error}");
     }
 }
 
-/// Its callback may block and panic, and its own runtime may be blocked: the heartbeat has a thread.
+/// A callback may block and panic, and the program may block its runtime: the heartbeat has a
+/// separate thread.
 #[tokio::test(flavor = "current_thread")]
 async fn a_program_that_blocks_and_panics_keeps_its_lease() {
     let shop = Shop::new().await;
@@ -259,7 +267,7 @@ async fn a_program_that_blocks_and_panics_keeps_its_lease() {
 }
 
 #[tokio::test]
-async fn a_loss_is_told_while_what_opens_connections_blocks() {
+async fn a_loss_comes_at_the_deadline_while_the_opener_blocks() {
     let (shop, opened) = (Shop::new().await, AtomicBool::new(false));
     let fence = Fence::with_opener(move || {
         if opened.swap(true, Relaxed) {
@@ -277,7 +285,7 @@ async fn a_loss_is_told_while_what_opens_connections_blocks() {
     assert_eq!(lost(loss.map_or(Ok(()), Err)), Reason::Deadline);
 }
 
-/// Of both modes, with a key of two columns, and columns of any name.
+/// In both modes, with a key of two columns, and with columns of any name.
 #[tokio::test]
 async fn a_row_is_a_lease() {
     for (mode, fence) in [("monotonic", "fence"), ("managed", "Token")] {
@@ -299,10 +307,10 @@ async fn a_row_is_a_lease() {
         };
         let row = keep("runs", "1", &shop.sql(&claim).await).await.unwrap();
         assert_eq!(row.names(), ["runs", r#"["1","a"]"#]);
-        // It is renewed, and while its own transaction has the row it is not lost.
+        // The row is renewed, and it is not lost while its own transaction has locked it.
         sleep(SHORT * 3).await;
-        // No token of the name speaks until both are renewed, and the row is renewed only once the
-        // guard that found that out has let go of it.
+        // After a new epoch the server refuses the token of the name until both leases are renewed.
+        // The row is renewed only after the guard that was refused has unlocked it.
         let name = shop.fence.lease("order:7").acquire().await.unwrap();
         shop.sql("SELECT fence_new_epoch()").await;
         let guard = shop.fence.guard(&mut client, [&name, &row]).await.unwrap();
@@ -310,7 +318,7 @@ async fn a_row_is_a_lease() {
         sleep(SHORT * 3).await;
         row.check().unwrap();
         guard.commit().await.unwrap();
-        // That transaction was longer than its ttl, so the row is anybody's now.
+        // The transaction took longer than the ttl, so anybody can claim the row now.
         assert_eq!(lost(row.check()), Reason::Deadline);
         let token = shop.sql(&claim).await;
         let row = keep("runs", "1", &token).await.unwrap();
@@ -319,7 +327,7 @@ async fn a_row_is_a_lease() {
         assert_eq!(lost(keep("runs", "1", &token).await), Reason::Gone);
         keep("runs", "1", &shop.sql(&claim).await).await.unwrap().release().await.unwrap();
         assert_eq!(shop.sql("SELECT held_until IS NULL FROM runs").await, "t");
-        // What cannot be kept says why.
+        // The error of a row that cannot be kept says why.
         for (table, id, state) in [("runs", "x", "22P02"), ("no.runs", "1", "3F000")] {
             let wrong = keep(table, id, &token).await.unwrap_err();
             assert_eq!(wrong.sqlstate().as_deref(), Some(state));
@@ -329,10 +337,10 @@ async fn a_row_is_a_lease() {
 
 #[cfg(feature = "blocking")]
 #[test]
-fn the_verbs_of_programs_that_are_not_asynchronous() {
+fn a_program_without_async_waits_for_the_verbs() {
     let fence = pg_fence_client::blocking::Fence::new(&url()).unwrap();
     let shop = fence.wait(Shop::new());
-    // Its work may wait, too, and is waited for after a stop.
+    // The work of `lead` may wait, too, and after a stop `lead` waits for the work.
     let stop = CancellationToken::new();
     let led = fence.wait(fence.lead("order:7", LONG, &stop, async |lease: Lease| {
         stop.cancel();
@@ -367,7 +375,8 @@ mod of_sqlx {
             let _ = guard.execute(work).await;
             assert_eq!(guard.commit().await.is_ok(), work == "SELECT 1", "{work}");
         }
-        // No token speaks until its holder has renewed; and the future can be spawned, too.
+        // After a new epoch the server refuses the token until it is renewed. Also, the future of a
+        // guard can be spawned.
         shop.sql("SELECT fence_new_epoch()").await;
         let mut connection = pool.acquire().await.unwrap();
         let work = async move {

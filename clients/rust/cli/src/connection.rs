@@ -76,7 +76,7 @@ impl Options {
 }
 
 impl Server {
-    /// Where leases come from.
+    /// Returns a fence on these servers.
     pub fn fence(&self) -> Fence {
         let fence = Fence::at(self.configs.clone(), self.tls.clone());
         match &self.schema {

@@ -15,7 +15,7 @@ pub mod status {
     pub const LOST: u8 = 70;
     /// The system gave no process, or no descriptor.
     pub const SYSTEM: u8 = 71;
-    /// Somebody else has the lease.
+    /// Another holder has the lease.
     pub const TAKEN: u8 = 75;
     /// The database refuses, and would again.
     pub const REFUSED: u8 = 78;

@@ -79,14 +79,14 @@ fn print(text: &str) -> Result<u8> {
     }
 }
 
-/// A line for people. A terminal that is gone is no reason to stop, nor is a pipe that nobody reads.
+/// Writes a line to the standard error. A terminal that is gone is no reason to stop, nor is a pipe that nobody reads.
 fn say(text: &str) {
     say_to(stderr(), text);
 }
 
 fn say_to(mut out: impl Write + AsFd, text: &str) {
     let line = format!("pg_fence: {text}\n");
-    // A pipe that takes anything takes a line. The reader may be a little late.
+    // A pipe that is ready for a write has room for a whole line. The pause is for a reader that is a little late.
     let ready = poll(&mut [PollFd::new(out.as_fd(), PollFlags::POLLOUT)], 20u8);
     if ready != Ok(0) {
         let _ = out.write_all(line.as_bytes());
@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pipe_that_nobody_reads_holds_up_nothing() {
+    fn a_pipe_that_nobody_reads_does_not_block() {
         let (_reader, mut writer) = std::io::pipe().unwrap();
         writer.write_all(&[0; 1 << 16]).unwrap();
         say_to(writer, "the command takes longer than --at-most: it is ended");

@@ -1,7 +1,7 @@
 //! Known faults, planted to show that the tests catch each of them: a build with `--cfg planted="<name>"` has one, any
 //! other has none. (`Cargo.toml` lists the names.)
 
-/// The deadline of the lease is not looked at.
+/// The deadline of the lease is ignored.
 pub const NO_DEADLINE: bool = cfg!(planted = "no-deadline");
 /// The keeper ends nothing.
 pub const NO_WATCHDOG: bool = cfg!(planted = "no-watchdog");
@@ -9,7 +9,7 @@ pub const NO_WATCHDOG: bool = cfg!(planted = "no-watchdog");
 pub const GROUP_ONLY: bool = cfg!(planted = "group-only");
 /// Nothing is killed that does not end by itself.
 pub const TERM_ONLY: bool = cfg!(planted = "term-only");
-/// The lease is given back while something of the command still runs.
+/// The lease is released while processes of the command still run.
 pub const RELEASE_FIRST: bool = cfg!(planted = "release-first");
 /// The command's writes present no token.
 pub const NO_TOKEN: bool = cfg!(planted = "no-token");

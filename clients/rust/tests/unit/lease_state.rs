@@ -7,37 +7,37 @@ use std::path::{Path, PathBuf};
 
 #[test]
 fn the_vectors_hold() {
-    let beside = Path::new(env!("CARGO_MANIFEST_DIR")).join("../spec/vectors");
-    let files = std::env::var_os("VECTORS").map_or(beside, PathBuf::from);
+    let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("../spec/vectors");
+    let directory = std::env::var_os("VECTORS").map_or(own, PathBuf::from);
     let mut count = 0;
-    let mut wrong = Vec::new();
-    for file in std::fs::read_dir(files).expect("the vectors are there") {
-        let path = file.expect("it is listed").path();
-        let text = std::fs::read_to_string(&path).expect("it is read");
-        let vectors: Vec<Value> = serde_json::from_str(&text).expect("it is JSON");
+    let mut failures = Vec::new();
+    for file in std::fs::read_dir(directory).expect("a directory of vectors") {
+        let path = file.expect("a directory entry").path();
+        let text = std::fs::read_to_string(&path).expect("a readable file");
+        let vectors: Vec<Value> = serde_json::from_str(&text).expect("a list in JSON");
         for vector in vectors {
             count += 1;
-            if let Err(what) = Player::new(&vector).play(&vector) {
-                wrong.push(format!("{}, {}: {what}", path.display(), vector["name"]));
+            if let Err(difference) = Player::new(&vector).play(&vector) {
+                failures.push(format!("{}, {}: {difference}", path.display(), vector["name"]));
             }
         }
     }
     assert!(count > 200, "only {count} vectors were found");
-    assert!(wrong.is_empty(), "{} of {count}:\n{}", wrong.len(), wrong.join("\n"));
+    assert!(failures.is_empty(), "{} of {count}:\n{}", failures.len(), failures.join("\n"));
 }
 
 #[test]
 fn a_program_gives_renewals_less_time() {
     let mut states = LeaseStates::new(0, 3_000);
-    let ask = Ask { names: vec!["a".to_owned()], ttl: 15_000, ..Ask::default() };
-    states.step(0, 0, |states| states.acquire(1, ask.into()));
+    let options = Options { names: vec!["a".to_owned()], ttl: 15_000, ..Options::default() };
+    states.step(0, 0, |states| states.acquire(1, options.into()));
     states.step(0, 1, |states| states.sent(1));
     states.step(10, 1, |states| states.answered(1, Answer::Granted(7)));
     let effects = states.step(5_000, 0, |_| {});
     assert!(matches!(&effects[..], [Effect::Call(call)] if call.limit == 3_000));
 }
 
-/// A machine, and a leader, with the numbers of the keys that the vector names.
+/// Plays one vector with the two machines. `ids` are the numbers of the vector's keys.
 struct Player {
     states: LeaseStates,
     lead: LeadState,
@@ -46,32 +46,34 @@ struct Player {
 
 impl Player {
     fn new(vector: &Value) -> Player {
-        let spread = vector["jitter"].as_i64().unwrap_or(0);
-        let (states, lead) = (LeaseStates::new(spread, LONGEST_CALL), LeadState::new(0, spread));
+        let jitter = vector["jitter"].as_i64().unwrap_or(0);
+        let (states, lead) = (LeaseStates::new(jitter, LONGEST_CALL), LeadState::new(0, jitter));
         Player { states, lead, ids: HashMap::new() }
     }
 
     fn play(mut self, vector: &Value) -> Result<(), String> {
         for step in list(&vector["steps"]) {
             let now = int(&step["at"]);
-            let is = self.effects(now, &step["in"]);
+            let effects = self.effects(now, &step["in"]);
             let expected = list(&step["out"]);
-            let is_like = |(is, expected): (&Value, &Value)| is_like(is, expected);
-            if is.len() != expected.len() || !is.iter().zip(expected).all(is_like) {
-                let (is, expected) = (json!(is).to_string(), step["out"].to_string());
-                return Err(format!("at {now}: {is:.500} instead of {expected:.500}"));
+            let is_like = |(effect, expected): (&Value, &Value)| is_like(effect, expected);
+            if effects.len() != expected.len() || !effects.iter().zip(expected).all(is_like) {
+                let (effects, expected) = (json!(effects).to_string(), step["out"].to_string());
+                return Err(format!("at {now}: {effects:.500} instead of {expected:.500}"));
             }
-            for (what, of) in ["held", "deadline", "next_beat"].map(|what| (what, &step[what])) {
-                for (key, expected) in of.as_object().into_iter().flatten() {
+            for field in ["held", "deadline", "next_beat"] {
+                for (key, expected) in step[field].as_object().into_iter().flatten() {
                     let id = self.ids[key];
                     let lease = self.states.leases.get(&id);
-                    let is = match what {
+                    let value = match field {
                         "held" => json!(self.states.remaining(now, id) > 0),
                         "deadline" => json!(lease.map(|lease| lease.deadline)),
                         _ => json!(lease.map(|lease| lease.beat_at)),
                     };
-                    if is != *expected {
-                        return Err(format!("at {now}: {what} of {key} is {is}, not {expected}"));
+                    if value != *expected {
+                        return Err(format!(
+                            "at {now}: {field} of {key} is {value}, not {expected}"
+                        ));
                     }
                 }
             }
@@ -83,67 +85,78 @@ impl Player {
         Ok(())
     }
 
-    /// The effects of an input, as the vectors write them.
+    /// Gives an input to its machine, and returns the effects as the vectors write them.
     fn effects(&mut self, now: i64, input: &Value) -> Vec<Value> {
-        let (what, of) = input.as_object().expect("an input").iter().next().expect("one input");
+        let (what, arguments) = input.as_object().expect("an input").iter().next().expect("one");
         match what.as_str() {
             "nothing" => return Vec::new(),
-            "lead" => return self.leads(now, of),
+            "lead" => return self.lead_effects(now, arguments),
             _ => {}
         }
-        let (call, mut replied) = (of["call"].as_u64().unwrap_or(0), None);
-        let input = self.input(what, of, call);
+        let (call, mut checked) = (arguments["call"].as_u64().unwrap_or(0), None);
+        let input = self.input(what, arguments, call);
         let effects = self.states.step(now, call, |states| {
             input(states);
             if what == "check" {
-                replied = Some((states.effects.len(), states.over(self.ids[&text(&of["key"])])));
+                let id = self.ids[&text(&arguments["key"])];
+                checked = Some((states.effects.len(), states.end_reason(id)));
             }
         });
-        let mut written: Vec<_> = effects.iter().map(|effect| self.written(effect)).collect();
-        if let Some((at, over)) = replied {
+        let mut effects: Vec<_> = effects.iter().map(|effect| self.as_json(effect)).collect();
+        // `check` is no input of the machine in Rust. Its reply comes after the ends by the clock.
+        if let Some((at, end)) = checked {
             let reply = json!({
-                "reply": of["key"], "error": over.map(|_| "LeaseLost"),
-                "reason": over.map(|(reason, _)| reason.to_string()),
-                "advice": over.and_then(|(_, is)| is.then_some("other role")),
+                "reply": arguments["key"], "error": end.map(|_| "LeaseLost"),
+                "reason": end.map(|(reason, _)| reason.to_string()),
+                "advice": end.and_then(|(_, is_other_role)| is_other_role.then_some("other role")),
             });
-            written.insert(at, reply);
+            effects.insert(at, reply);
         }
-        written
+        effects
     }
 
-    fn input(&mut self, what: &str, of: &Value, call: u64) -> Box<dyn FnOnce(&mut LeaseStates)> {
-        assert!(call <= self.states.last_call, "call {call} was never sent: {of}");
+    fn input(
+        &mut self,
+        what: &str,
+        arguments: &Value,
+        call: u64,
+    ) -> Box<dyn FnOnce(&mut LeaseStates)> {
+        assert!(call <= self.states.last_call, "call {call} was never sent: {arguments}");
         let mut id = |key: &Value| {
             let next = self.ids.len() as Id + 1;
             *self.ids.entry(text(key)).or_insert(next)
         };
-        let (acquire, key) = (id(&of["id"]), id(&of["key"]));
-        let keys: Vec<_> = list(&of["keys"]).iter().map(id).collect();
+        let (acquire, key) = (id(&arguments["id"]), id(&arguments["key"]));
+        let keys: Vec<_> = list(&arguments["keys"]).iter().map(id).collect();
         match what {
             "acquire" | "keep_row" => {
                 let is_row = what == "keep_row";
-                let names = if is_row { vec![of["key"].clone()] } else { all(&of["names"]) };
-                let table = RowTable { name: text(&of["table"]), ..RowTable::default() };
-                let ask = Ask {
-                    names: names.iter().map(text).collect(),
-                    ttl: int(&of["ttl"]),
-                    wait: int(&of["wait"]),
-                    holder: text(&of["holder"]),
-                    is_named: of["named"] == true,
-                    reclaims: of["reclaim"] == true,
-                    is_session: of["session"] == true,
-                    is_shared: of["shared"] == true,
-                    at_most: of["at_most"].as_i64(),
-                    table: is_row.then_some(table),
-                    token: int(&of["token"]),
-                    ..Ask::default()
+                let names = if is_row {
+                    vec![arguments["key"].clone()]
+                } else {
+                    expand(&arguments["names"])
                 };
-                Box::new(move |states| states.acquire(acquire, ask.into()))
+                let table = RowTable { name: text(&arguments["table"]), ..RowTable::default() };
+                let options = Options {
+                    names: names.iter().map(text).collect(),
+                    ttl: int(&arguments["ttl"]),
+                    wait: int(&arguments["wait"]),
+                    holder: text(&arguments["holder"]),
+                    is_named: arguments["named"] == true,
+                    reclaim: arguments["reclaim"] == true,
+                    is_session: arguments["session"] == true,
+                    is_shared: arguments["shared"] == true,
+                    at_most: arguments["at_most"].as_i64(),
+                    table: is_row.then_some(table),
+                    token: int(&arguments["token"]),
+                    ..Options::default()
+                };
+                Box::new(move |states| states.acquire(acquire, options.into()))
             }
             "give_up" => Box::new(move |states| states.give_up(acquire)),
             "release" => Box::new(move |states| states.release(key)),
             "last_transaction" => {
-                let stage = match of["stage"].as_str().expect("a stage") {
+                let stage = match arguments["stage"].as_str().expect("a stage") {
                     "begins" => Stage::Begins,
                     "committed" => Stage::Committed,
                     "rolled back" => Stage::RolledBack,
@@ -151,86 +164,94 @@ impl Player {
                     "inner" => Stage::Inner,
                     other => panic!("there is no stage {other}"),
                 };
-                Box::new(move |states| states.last(&keys, stage))
+                Box::new(move |states| states.last_transaction(&keys, stage))
             }
-            "row_locked" => Box::new(move |states| states.touches(key)),
-            "row_unlocked" => Box::new(move |states| states.ended(key)),
+            "row_locked" => Box::new(move |states| states.row_locked(key)),
+            "row_unlocked" => Box::new(move |states| states.row_unlocked(key)),
             "suspect" => Box::new(move |states| states.suspect(&keys)),
             "close" => Box::new(LeaseStates::close),
-            "heartbeat_died" => Box::new(LeaseStates::died),
+            "heartbeat_died" => Box::new(LeaseStates::heartbeat_died),
             "tick" | "check" => Box::new(|_| {}),
             "sent" => Box::new(move |states| states.sent(call)),
             "answer" => {
-                let answer = self.answer(call, of);
+                let answer = self.answer(call, arguments);
                 Box::new(move |states| states.answered(call, answer))
             }
             "failed" => {
-                let (code, is_broken) = (text(&of["code"]), of["broken"] == true);
+                let (code, is_broken) = (text(&arguments["code"]), arguments["broken"] == true);
                 Box::new(move |states| states.failed(call, &code, is_broken))
             }
             "disconnected" => {
-                let on = of["connection"].as_u64().expect("a connection");
-                Box::new(move |states| states.disconnected(on))
+                let connection = arguments["connection"].as_u64().expect("a connection");
+                Box::new(move |states| states.disconnected(connection))
             }
             other => panic!("there is no input {other}"),
         }
     }
 
-    /// The rows as those of the statement that the call has sent.
-    fn answer(&self, call: u64, of: &Value) -> Answer {
-        let rows = all(&of["rows"]);
+    /// Returns the answer whose rows the vector gives, by what the call does.
+    fn answer(&self, call: u64, arguments: &Value) -> Answer {
+        let (rows, taken) = (expand(&arguments["rows"]), &arguments["taken"]);
         let Some(pending) = self.states.calls.get(&call) else { return Answer::Undone(0) };
-        match pending.call.about {
-            About::Acquire { .. } if of["taken"].is_object() => Answer::Taken {
-                holder: text(&of["taken"]["holder"]),
-                remaining: int(&of["taken"]["remaining"]),
-                state: text(&of["taken"]["state"]),
+        match pending.call.operation {
+            Operation::Acquire { .. } if taken.is_object() => Answer::Taken {
+                holder: text(&taken["holder"]),
+                remaining: int(&taken["remaining"]),
+                state: text(&taken["state"]),
             },
-            About::Acquire { .. } => Answer::Granted(int(&rows[0][1])),
-            About::Leases(_) => {
+            Operation::Acquire { .. } => Answer::Granted(int(&rows[0][1])),
+            Operation::Keep(_) => {
                 let outcome = |row: &Value| Outcome {
-                    is: text(&row[0]),
+                    kind: text(&row[0]),
                     remaining: row[1].as_i64(),
                     again_in: row[2].as_i64(),
                     code: text(&row[3]),
                 };
                 Answer::Kept(rows.iter().map(outcome).collect())
             }
-            About::Release(_) => Answer::Released(rows.iter().map(|row| !row.is_null()).collect()),
-            About::Undo { .. } => Answer::Undone(int(&rows[0])),
+            Operation::Release(_) => {
+                Answer::Released(rows.iter().map(|row| !row.is_null()).collect())
+            }
+            Operation::Undo { .. } => Answer::Undone(int(&rows[0])),
         }
     }
 
     fn key(&self, id: Id) -> &str {
-        self.ids.iter().find(|(_, of)| **of == id).map(|(key, _)| key.as_str()).expect("a key")
+        let mut known = self.ids.iter();
+        known.find(|(_, known)| **known == id).map(|(key, _)| key.as_str()).expect("a key")
     }
 
-    fn written(&self, effect: &Effect) -> Value {
+    /// Returns an effect as the vectors write it.
+    fn as_json(&self, effect: &Effect) -> Value {
         match effect {
             Effect::Call(call) => {
-                let (what, more) = match &call.about {
-                    About::Acquire { id, ask, reclaims, wait } => {
-                        let (of, holder) = (self.key(*id), &ask.holder);
-                        let more = json!({ "holder": holder, "reclaim": reclaims, "wait": wait, "for": of });
+                let (what, more) = match &call.operation {
+                    Operation::Acquire { id, options, reclaim, wait } => {
+                        let (key, holder) = (self.key(*id), &options.holder);
+                        let more = json!({
+                            "holder": holder, "reclaim": reclaim, "wait": wait, "for": key,
+                        });
                         ("acquire", more)
                     }
-                    About::Leases(_) if call.pairs.table.is_some() => ("keep_row", json!({})),
-                    About::Leases(_) => ("keep", json!({})),
-                    About::Release(_) => ("release", json!({})),
-                    About::Undo { ask, .. } => ("undo", json!({ "holder": ask.holder })),
+                    Operation::Keep(_) if call.pairs.table.is_some() => ("keep_row", json!({})),
+                    Operation::Keep(_) => ("keep", json!({})),
+                    Operation::Release(_) => ("release", json!({})),
+                    Operation::Undo { options, .. } => {
+                        ("undo", json!({ "holder": options.holder }))
+                    }
                 };
                 let Pairs { names, tokens, table, .. } = &call.pairs;
-                let mut written = json!({
-                    "call": call.number, "connection": call.connection, "open": call.opens, "names": names,
-                    "tokens": tokens, "limit": call.limit, "do": what,
+                let mut json = json!({
+                    "call": call.number, "connection": call.connection, "open": call.opens,
+                    "names": names, "tokens": tokens, "limit": call.limit, "do": what,
                     "table": table.as_ref().map(|table| &table.name),
                 });
                 let fields = more.as_object().into_iter().flatten();
-                fields.for_each(|(field, of)| written[field] = of.clone());
-                written
+                fields.for_each(|(field, value)| json[field] = value.clone());
+                json
             }
-            Effect::Cut(on) => json!({ "cut": on }),
-            Effect::HangUp(on) => json!({ "hang_up": on }),
+            Effect::Cut(connection) => json!({ "cut": connection }),
+            Effect::HangUp(connection) => json!({ "hang_up": connection }),
             Effect::Event { kind, id, token, remaining, is_other_role } => {
                 let (event, reason) = match kind {
                     EventKind::Acquired => ("acquired", None),
@@ -259,7 +280,7 @@ impl Player {
                         reply["advice"] = json!(is_other_role.then_some("other role"));
                     }
                     Some(Denial::LeaseTaken { holder, remaining, waits_for }) => {
-                        let waits_for = waits_for.map(|one| format!("{one:?}").to_lowercase());
+                        let waits_for = waits_for.map(|end| format!("{end:?}").to_lowercase());
                         reply["holder"] = json!(holder);
                         reply["remaining"] = json!(remaining);
                         reply["waits_for"] = json!(waits_for);
@@ -280,35 +301,35 @@ impl Player {
         }
     }
 
-    fn leads(&mut self, now: i64, of: &Value) -> Vec<Value> {
-        let (lead, cause) = (&mut self.lead, text(&of["cause"]));
-        let what = text(&of["what"]);
-        let step = match &*what {
+    fn lead_effects(&mut self, now: i64, arguments: &Value) -> Vec<Value> {
+        let (lead, cause) = (&mut self.lead, text(&arguments["cause"]));
+        let what = text(&arguments["what"]);
+        let effect = match &*what {
             "start" => {
-                lead.ttl = int(&of["ttl"]);
+                lead.ttl = int(&arguments["ttl"]);
                 Some(lead.start())
             }
             "granted" => Some(lead.granted(now)),
             "work done" => Some(lead.work_done()),
-            "work failed" => Some(lead.work_failed(now, &cause, of["lost"] == true)),
+            "work failed" => Some(lead.work_failed(now, &cause, arguments["lost"] == true)),
             "not granted" => Some(lead.not_granted(now, &cause)),
             "stop" => lead.stop(),
             "tick" => lead.tick(now),
-            other => panic!("a leader does not {other}"),
+            other => panic!("there is no {other} of a lead"),
         };
-        match step {
+        match effect {
             None => Vec::new(),
-            Some(Lead::Acquire) => vec![json!({ "lead": "acquire" })],
-            Some(Lead::Work) => vec![json!({ "lead": "work" })],
-            Some(Lead::Pause { pause, begins, has_led }) => {
-                let log = begins.then(|| json!({ "log": "leads no more", "code": cause }));
+            Some(LeadEffect::Acquire) => vec![json!({ "lead": "acquire" })],
+            Some(LeadEffect::Work) => vec![json!({ "lead": "work" })],
+            Some(LeadEffect::Pause { pause, begins_outage, has_led }) => {
+                let log = begins_outage.then(|| json!({ "log": "leads no more", "code": cause }));
                 let event = json!({ "event": "interrupted", "code": cause });
-                let event = Some(event).filter(|_| begins && has_led);
+                let event = Some(event).filter(|_| begins_outage && has_led);
                 let pause = json!({ "lead": "pause", "pause": pause });
                 log.into_iter().chain(event).chain([pause]).collect()
             }
-            Some(Lead::End) => vec![json!({ "lead": "end" })],
-            Some(Lead::Fail) => {
+            Some(LeadEffect::End) => vec![json!({ "lead": "end" })],
+            Some(LeadEffect::Fail) => {
                 let code = if what == "work failed" { what } else { cause };
                 vec![json!({ "lead": "end", "code": code })]
             }
@@ -316,43 +337,44 @@ impl Player {
     }
 }
 
-/// True if all that is expected is there, in full. What is missing is 0, false or empty.
-fn is_like(is: &Value, expected: &Value) -> bool {
+/// True if an effect has all expected fields, with equal values. A field that the effect does not
+/// have is 0, false or empty.
+fn is_like(effect: &Value, expected: &Value) -> bool {
     let nothing = [json!(0), json!(false), json!(""), json!([])];
-    expected.as_object().into_iter().flatten().all(|(key, expected)| {
-        let is = &is[key];
+    expected.as_object().into_iter().flatten().all(|(field, expected)| {
+        let value = &effect[field];
         match expected.get("length") {
-            Some(length) => json!(is.as_array().map_or(0, Vec::len)) == *length,
-            None if is.is_null() => nothing.contains(expected),
-            None if expected.is_array() => *is == Value::Array(all(expected)),
-            None => is == expected,
+            Some(length) => json!(value.as_array().map_or(0, Vec::len)) == *length,
+            None if value.is_null() => nothing.contains(expected),
+            None if expected.is_array() => *value == Value::Array(expand(expected)),
+            None => value == expected,
         }
     })
 }
 
-/// Writes out the shorthands of a list: names with a prefix, and rows that are alike.
-fn all(of: &Value) -> Vec<Value> {
-    let mut written = Vec::new();
-    for one in list(of) {
-        match (one["count"].as_u64(), one["prefix"].as_str()) {
+/// Expands the shorthands of a list: names with a prefix, and rows that are equal.
+fn expand(shorthand: &Value) -> Vec<Value> {
+    let mut expanded = Vec::new();
+    for item in list(shorthand) {
+        match (item["count"].as_u64(), item["prefix"].as_str()) {
             (Some(count), Some(prefix)) => {
-                written.extend((0..count).map(|at| json!(format!("{prefix}{at}"))));
+                expanded.extend((0..count).map(|number| json!(format!("{prefix}{number}"))));
             }
-            (Some(count), None) => written.extend((0..count).map(|_| one["each"].clone())),
-            _ => written.push(one.clone()),
+            (Some(count), None) => expanded.extend((0..count).map(|_| item["each"].clone())),
+            _ => expanded.push(item.clone()),
         }
     }
-    written
+    expanded
 }
 
-fn list(of: &Value) -> &[Value] {
-    of.as_array().map_or(&[], Vec::as_slice)
+fn list(value: &Value) -> &[Value] {
+    value.as_array().map_or(&[], Vec::as_slice)
 }
 
-fn int(of: &Value) -> i64 {
-    of.as_i64().unwrap_or(0)
+fn int(value: &Value) -> i64 {
+    value.as_i64().unwrap_or(0)
 }
 
-fn text(of: &Value) -> String {
-    of.as_str().unwrap_or_default().to_owned()
+fn text(value: &Value) -> String {
+    value.as_str().unwrap_or_default().to_owned()
 }

@@ -1,8 +1,8 @@
-//! The worker of the scenarios in Rust: does what it reads, a JSON object a line, and says what became
-//! of it.
+//! The worker of the scenarios in Rust. It reads orders, one JSON object a line, carries them out,
+//! and writes an answer for each.
 //!
-//! Its orders and answers are the same for the clients of all languages, and written down in
-//! `clients/new-language.md`.
+//! Orders and answers are the same for the clients of all languages. `clients/new-language.md`
+//! describes them.
 
 use pg_fence_client::{
     Adopted, BoxError, Connected, Error, Event, EventKind, Fence, Guard, Lease, classify, connect,
@@ -56,7 +56,7 @@ fn main() -> Outcome {
 
 async fn serve() -> Outcome {
     let (send, mut orders) = mpsc::unbounded_channel();
-    // Tokio's own standard input would be counted as a task, and keep the process from ending.
+    // Tokio's standard input would count as a task, and would keep the process from ending.
     std::thread::spawn(move || {
         for line in std::io::stdin().lock().lines().map_while(Result::ok) {
             let Ok(order) = serde_json::from_str(&line) else { return };
@@ -70,49 +70,49 @@ async fn serve() -> Outcome {
     let mut worker = Worker::new(&place)?;
     say("connected", json!({}));
     loop {
-        // As the page shows it: whatever ends the program, the fence is closed.
+        // As in the README: whatever ends the program, the fence is closed.
         let order = tokio::select! {
             order = orders.recv() => order,
             _ = terminated.recv() => None,
         };
         let Some(order) = order else { break };
-        if let Err(error) = worker.follow(&order, &mut orders).await {
-            refused(error.as_ref());
+        if let Err(error) = worker.carry_out(&order, &mut orders).await {
+            say_error(error.as_ref());
         }
     }
     worker.fence.close().await;
     Ok(())
 }
 
-// Its answers
+// Answers.
 
 fn now_ms() -> u128 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis()
 }
 
 fn say(event: &str, more: Value) {
-    let mut said = json!({ "event": event, "at": now_ms() as u64 });
-    if let (Some(said), Value::Object(more)) = (said.as_object_mut(), more) {
-        said.extend(more);
+    let mut answer = json!({ "event": event, "at": now_ms() as u64 });
+    if let (Some(answer), Value::Object(more)) = (answer.as_object_mut(), more) {
+        answer.extend(more);
     }
-    println!("{said}");
+    println!("{answer}");
 }
 
-/// Until when a lease is believed to be held, in milliseconds since 1970.
-fn until(wall_ms: u128, remaining: Duration) -> u64 {
+/// The end of the client's window, in milliseconds since 1970.
+fn deadline(wall_ms: u128, remaining: Duration) -> u64 {
     (wall_ms + remaining.as_millis()) as u64
 }
 
 fn say_granted(event: &str, lease: &Lease) {
     let wall = now_ms();
-    say(event, json!({ "token": lease.token(), "deadline": until(wall, lease.remaining()) }));
+    say(event, json!({ "token": lease.token(), "deadline": deadline(wall, lease.remaining()) }));
 }
 
-fn refused(error: &(dyn StdError + 'static)) {
-    let told = classify(error);
-    let told = told.as_ref().or(error.downcast_ref());
-    let state = told.and_then(Error::sqlstate);
-    let kind = match told {
+fn say_error(error: &(dyn StdError + 'static)) {
+    let typed = classify(error);
+    let typed = typed.as_ref().or(error.downcast_ref());
+    let state = typed.and_then(Error::sqlstate);
+    let kind = match typed {
         Some(Error::TransactionLost { in_doubt: true, .. }) => "in-doubt",
         Some(Error::TransactionLost { .. }) => "transaction-lost",
         Some(Error::LeaseTaken { .. }) => "taken",
@@ -122,35 +122,36 @@ fn refused(error: &(dyn StdError + 'static)) {
         Some(Error::NoAnswer { .. } | Error::NoConnection(..)) => "no-answer",
         Some(_) if state.is_some() => "refused",
         _ => match error.downcast_ref() {
-            Some(Own::Nothing) => "lost",
-            Some(Own::Deadline) => "deadline",
+            Some(WorkerError::Nothing) => "lost",
+            Some(WorkerError::Deadline) => "deadline",
             _ => "other",
         },
     };
     say("refused", json!({ "error": kind, "sqlstate": state, "message": error.to_string() }));
 }
 
-/// An error of the worker's own.
+/// An error of the worker itself.
 #[derive(Debug)]
-enum Own {
+enum WorkerError {
+    /// The order needs a lease, or a transaction.
     Nothing,
     Deadline,
     Failure,
 }
 
-impl std::fmt::Display for Own {
+impl std::fmt::Display for WorkerError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            Own::Nothing => "there is no lease, or its transaction has ended",
-            Own::Deadline => "the caller's own deadline has passed",
-            Own::Failure => "an error of the work's own",
+            WorkerError::Nothing => "there is no lease, or its transaction has ended",
+            WorkerError::Deadline => "the caller's own deadline has passed",
+            WorkerError::Failure => "an error of the work's own",
         })
     }
 }
 
-impl StdError for Own {}
+impl StdError for WorkerError {}
 
-/// The lease or number that it writes under.
+/// The lease or the adopted lease that guards the worker's writes.
 #[derive(Clone)]
 enum Held {
     Lease(Lease),
@@ -166,22 +167,23 @@ impl Held {
     }
 }
 
-// Its orders
+// Orders.
 
 struct Worker {
     config: Config,
     url: String,
     fence: Fence,
-    /// What it writes: that of the row that it keeps, or `work`.
+    /// The table that it writes: `run` while it keeps a row, and otherwise `work`.
     table: &'static str,
-    /// The next connection of the fence's cannot be opened.
+    /// True if the next opening of a connection of the fence panics.
     is_broken: Arc<AtomicBool>,
-    /// The leader's, too.
+    /// The lease that it has, also as a leader.
     held: Arc<Mutex<Option<Held>>>,
     leading: Option<JoinHandle<()>>,
     stop: CancellationToken,
-    how: Arc<Mutex<Option<String>>>,
-    /// Of `hold`.
+    /// What the work of a leader does next: `returns`, `fails` or `loses-connection`.
+    work: Arc<Mutex<Option<String>>>,
+    /// The leases of the order `hold`, whose renewals are not reported.
     crowd: Vec<Lease>,
     crowd_names: Arc<Mutex<Vec<String>>>,
 }
@@ -206,7 +208,7 @@ impl Worker {
             let to = to.clone();
             async move { connect(&to, NoTls).await }
         });
-        let fence = fence.on_event(move |event| tell(event, &lock(&crowd)));
+        let fence = fence.on_event(move |event| say_event(event, &lock(&crowd)));
         Ok(Worker {
             config: url.parse()?,
             url,
@@ -216,13 +218,13 @@ impl Worker {
             held: Arc::default(),
             leading: None,
             stop: CancellationToken::new(),
-            how: Arc::default(),
+            work: Arc::default(),
             crowd: Vec::new(),
             crowd_names,
         })
     }
 
-    async fn follow(&mut self, order: &Value, orders: &mut Orders) -> Outcome {
+    async fn carry_out(&mut self, order: &Value, orders: &mut Orders) -> Outcome {
         match order["do"].as_str().unwrap_or_default() {
             "acquire" => return self.acquire(order).await,
             "claim" => return self.claim(order).await,
@@ -230,7 +232,7 @@ impl Worker {
             "holding" => self.say_holding(),
             "release-all" => {
                 for lease in std::mem::take(&mut self.crowd) {
-                    // A loss has been told before.
+                    // A loss was reported before, by its event.
                     let _ = lease.release().await;
                 }
                 say("released", json!({}));
@@ -277,7 +279,7 @@ impl Worker {
                 match which {
                     "break" => self.is_broken.store(true, Ordering::Relaxed),
                     "lead" => self.lead(order),
-                    "work" => *lock(&self.how) = order["how"].as_str().map(str::to_owned),
+                    "work" => *lock(&self.work) = order["how"].as_str().map(str::to_owned),
                     _ => self.stop.cancel(),
                 }
                 say("done", json!({}));
@@ -285,29 +287,29 @@ impl Worker {
             "census" => say("census", json!({ "tasks": census() })),
             "close" => self.close().await,
             "update" | "sleep" | "commit" | "rollback" | "commit-itself" | "fail-and-go-on" => {
-                return Err(Own::Nothing.into());
+                return Err(WorkerError::Nothing.into());
             }
             _ => return Err("unknown order".into()),
         }
         Ok(())
     }
 
-    fn held(&self) -> Result<Held, Own> {
-        lock(&self.held).clone().ok_or(Own::Nothing)
+    fn held(&self) -> Result<Held, WorkerError> {
+        lock(&self.held).clone().ok_or(WorkerError::Nothing)
     }
 
-    /// Gives back the lease that it has, unless that is an adopted one.
-    async fn ends(&mut self) {
+    /// Releases the lease that it has, unless it is adopted.
+    async fn release_held(&mut self) {
         let before = lock(&self.held).take();
         if let Some(Held::Lease(lease)) = before {
-            // A loss has been told before.
+            // A loss was reported before, by its event.
             let _ = lease.release().await;
         }
         self.table = "work";
     }
 
     async fn claim(&mut self, order: &Value) -> Outcome {
-        self.ends().await;
+        self.release_held().await;
         let client = connect(&self.url, NoTls).await?;
         let ttl_ms = order["ttl_ms"].as_i64().unwrap_or_default();
         let claimed = client.query_opt(CLAIM, &[&ttl_ms]).await?;
@@ -324,14 +326,14 @@ impl Worker {
         Ok(())
     }
 
-    /// As one text: a statement that is prepared is none for a pooler.
+    /// Returns an UPDATE without arguments: it need not be prepared, which poolers do not support.
     fn update(&self, order: &Value) -> String {
         let value = order["value"].as_str().unwrap_or_default();
         format!("UPDATE {} SET value = '{value}' WHERE id = 1", self.table)
     }
 
     async fn acquire(&mut self, order: &Value) -> Outcome {
-        self.ends().await;
+        self.release_held().await;
         let mut request = self.fence.lease(names(order)).ttl(ms(&order["ttl_ms"]));
         request = request.wait(ms(&order["wait_ms"]));
         if order["session"] == true {
@@ -358,7 +360,7 @@ impl Worker {
         Ok(())
     }
 
-    // Many leases
+    // Many leases.
 
     async fn hold(&mut self, order: &Value) -> Outcome {
         lock(&self.crowd_names).extend(names(order));
@@ -381,9 +383,9 @@ impl Worker {
         say("holding", json!({ "count": held }));
     }
 
-    // Transactions
+    // Transactions.
 
-    /// A whole transaction; with `release`, the last one.
+    /// Runs a statement in a guard, and commits. With `release` the commit also releases the lease.
     async fn write(&mut self, order: &Value, sql: &str) -> Outcome {
         let held = self.held()?;
         let mut client = connect(&self.url, NoTls).await?;
@@ -402,14 +404,16 @@ impl Worker {
         Ok(())
     }
 
-    /// Until it reads `commit` or `rollback`, what it does is one transaction.
+    /// Carries out the orders of one transaction, until `commit` or `rollback`.
     async fn steps(&self, mut guard: Guard<'_>, orders: &mut Orders) -> Outcome {
         say("guarded", json!({}));
         loop {
             let order = orders.recv().await.ok_or("no order")?;
             match order["do"].as_str().unwrap_or_default() {
                 "guard" => {
-                    let Held::Lease(lease) = self.held()? else { return Err(Own::Nothing.into()) };
+                    let Held::Lease(lease) = self.held()? else {
+                        return Err(WorkerError::Nothing.into());
+                    };
                     let inner = lease.guard(&mut guard).await?;
                     Box::pin(self.steps(inner, orders)).await?;
                 }
@@ -432,16 +436,16 @@ impl Worker {
                     say("done", json!({}));
                 }
                 _ => {
-                    let (sql, said) = self.step(&order)?;
+                    let (sql, answer) = self.step(&order)?;
                     within(&order, guard.batch_execute(&sql)).await??;
-                    say(said, json!({}));
+                    say(answer, json!({}));
                 }
             }
         }
     }
 
     async fn present(&self, orders: &mut Orders) -> Outcome {
-        let Held::Lease(lease) = self.held()? else { return Err(Own::Nothing.into()) };
+        let Held::Lease(lease) = self.held()? else { return Err(WorkerError::Nothing.into()) };
         let mut config = self.config.clone();
         config.options(options(&lease));
         let (client, connection) = config.connect(NoTls).await?;
@@ -449,22 +453,22 @@ impl Worker {
         connected.batch_execute("BEGIN").await?;
         say("presented", json!({}));
         loop {
-            let (sql, said) = self.step(&orders.recv().await.ok_or("no order")?)?;
+            let (sql, answer) = self.step(&orders.recv().await.ok_or("no order")?)?;
             connected.batch_execute(&sql).await?;
-            say(said, json!({}));
-            if matches!(said, "committed" | "rolled-back") {
+            say(answer, json!({}));
+            if matches!(answer, "committed" | "rolled-back") {
                 return Ok(());
             }
         }
     }
 
-    /// A statement within a transaction, and what is said after it.
+    /// Returns the statement of an order within a transaction, and the answer to the order.
     fn step(&self, order: &Value) -> Result<(String, &'static str), BoxError> {
         match order["do"].as_str().unwrap_or_default() {
             "update" => Ok((self.update(order), "updated")),
             "commit" => Ok(("COMMIT".to_owned(), "committed")),
             "rollback" => Ok(("ROLLBACK".to_owned(), "rolled-back")),
-            // In the server, so that the work hangs in its connection.
+            // The sleep is in the server, so that the connection hangs.
             "sleep" => {
                 Ok((format!("SELECT pg_sleep({})", ms(&order["ms"]).as_secs_f64()), "slept"))
             }
@@ -472,24 +476,26 @@ impl Worker {
         }
     }
 
-    // Leading
+    // Leading.
 
     fn lead(&mut self, order: &Value) {
         self.stop = CancellationToken::new();
-        *lock(&self.how) = None;
+        *lock(&self.work) = None;
         let (fence, stop, held) = (self.fence.clone(), self.stop.clone(), self.held.clone());
-        let (how, url) = (self.how.clone(), self.url.clone());
+        let (next, url) = (self.work.clone(), self.url.clone());
         let name = order["name"].as_str().unwrap_or_default().to_owned();
         let ttl = ms(&order["ttl_ms"]);
         self.leading = Some(tokio::spawn(async move {
             let work = |lease: Lease| {
                 say_granted("leading", &lease);
                 *lock(&held) = Some(Held::Lease(lease.clone()));
-                works(stop.clone(), how.clone(), url.clone())
+                lead_work(stop.clone(), next.clone(), url.clone())
             };
             match fence.lead(&name, ttl, &stop, work).await {
                 Ok(_) => say("stopped", json!({})),
-                Err(error) if error.is::<Own>() => say("stopped", json!({ "reason": "fails" })),
+                Err(error) if error.is::<WorkerError>() => {
+                    say("stopped", json!({ "reason": "fails" }))
+                }
                 Err(error) => say("stopped", json!({ "reason": error.to_string() })),
             }
         }));
@@ -507,12 +513,17 @@ impl Worker {
     }
 }
 
-async fn works(stop: CancellationToken, how: Arc<Mutex<Option<String>>>, url: String) -> Outcome {
+/// The work of a leader, which ends after a stop, or as an order says.
+async fn lead_work(
+    stop: CancellationToken,
+    next: Arc<Mutex<Option<String>>>,
+    url: String,
+) -> Outcome {
     while !stop.is_cancelled() {
-        let how = lock(&how).take();
-        match how.as_deref() {
+        let next = lock(&next).take();
+        match next.as_deref() {
             Some("returns") => return Ok(()),
-            Some("fails") => return Err(Own::Failure.into()),
+            Some("fails") => return Err(WorkerError::Failure.into()),
             Some("loses-connection") => {
                 let client = connect(&url, NoTls).await?;
                 client.batch_execute("SELECT pg_terminate_backend(pg_backend_pid())").await?;
@@ -524,26 +535,26 @@ async fn works(stop: CancellationToken, how: Arc<Mutex<Option<String>>>, url: St
     Ok(())
 }
 
-fn tell(event: &Event, crowd: &[String]) {
+fn say_event(event: &Event, crowd: &[String]) {
     let (wall, name) = (now_ms(), &event.names[0]);
     match event.kind {
         EventKind::Lost(reason) => {
             say("lost", json!({ "name": name, "reason": reason.to_string() }))
         }
         EventKind::Renewed if !crowd.contains(name) => {
-            let deadline = until(wall, event.remaining);
+            let deadline = deadline(wall, event.remaining);
             say("renewed", json!({ "token": event.token, "deadline": deadline }));
         }
         _ => {}
     }
 }
 
-/// Its result, unless the caller's own deadline comes first.
-async fn within<T>(order: &Value, work: impl Future<Output = T>) -> Result<T, Own> {
+/// Returns the result of `work`, or an error after the `within_ms` of the order.
+async fn within<T>(order: &Value, work: impl Future<Output = T>) -> Result<T, WorkerError> {
     if !order["within_ms"].is_u64() {
         return Ok(work.await);
     }
-    tokio::time::timeout(ms(&order["within_ms"]), work).await.map_err(|_| Own::Deadline)
+    tokio::time::timeout(ms(&order["within_ms"]), work).await.map_err(|_| WorkerError::Deadline)
 }
 
 fn names(order: &Value) -> Vec<String> {
@@ -555,7 +566,7 @@ fn ms(value: &Value) -> Duration {
     Duration::from_millis(value.as_u64().unwrap_or(0))
 }
 
-/// Tasks, threads, and files that are open, as sockets are.
+/// The number of tasks, threads and open files, which include sockets.
 fn census() -> usize {
     let count = |path: &str| std::fs::read_dir(path).map_or(0, Iterator::count);
     Handle::current().metrics().num_alive_tasks()

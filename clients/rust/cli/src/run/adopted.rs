@@ -1,5 +1,5 @@
-//! A lease that somebody else grants: etcd, ZooKeeper, another database. Their token is made known here, and there is no
-//! deadline: the service that grants it tells its end, by ending this command, or by a greater token.
+//! A lease that another service grants: etcd, ZooKeeper, another database. Its token is registered here. There is no
+//! deadline: the service ends the lease, by ending this command, or by granting a greater token.
 
 use crate::connection::Server;
 use crate::failure::{Failure, Result, status};
@@ -18,14 +18,14 @@ pub struct Adopting {
 }
 
 impl Adopting {
-    /// Makes the token known, or finds that it is. False: transactions are under the one before, and stayed so for `wait`.
-    /// It takes no longer than `limit` beyond that.
+    /// Registers the token, if it is not registered yet. Returns false if a transaction guards an older token, and
+    /// still does after `wait`. Fails if the server has not answered `limit` after that.
     pub async fn adopt(&mut self, wait: Duration, limit: Duration) -> Result<bool> {
         let adopted = tokio::time::timeout(wait.saturating_add(limit), self.call(wait)).await;
         let late = || Failure::new(status::UNAVAILABLE, "the server did not answer in time");
         let adopted = adopted.unwrap_or_else(|_| Err(late()));
         if adopted.as_ref().is_err_and(Failure::is_passing) {
-            // Another connection next time.
+            // The next attempt opens another connection.
             self.connected = None;
         }
         adopted
@@ -48,22 +48,22 @@ impl Adopting {
         let row = connected.query_typed_one(&format!("SELECT {adopt}"), arguments).await;
         let token: std::result::Result<Option<i64>, _> = row.and_then(|row| row.try_get(0));
         token.map(|token| token.is_some()).map_err(|error| match error.as_db_error() {
-            Some(told) if told.code().code() == "PF001" => {
-                Failure::new(status::LOST, told.message())
+            Some(error) if error.code().code() == "PF001" => {
+                Failure::new(status::LOST, error.message())
             }
-            // The lock service has granted it twice, or one of the two has misread it.
-            Some(told) if told.code().code() == "PF004" => self.anothers(told),
+            // The service has granted the number twice, or one of its holders has misread it.
+            Some(error) if error.code().code() == "PF004" => self.taken(error),
             _ => Failure::of_driver(error),
         })
     }
 
-    /// The failure where another holder has adopted the same number.
-    fn anothers(&self, told: &DbError) -> Failure {
+    /// The failure if another holder has adopted the same number.
+    fn taken(&self, error: &DbError) -> Failure {
         let detail: Option<Value> =
-            told.detail().and_then(|detail| serde_json::from_str(detail).ok());
+            error.detail().and_then(|detail| serde_json::from_str(detail).ok());
         let holder = detail.as_ref().and_then(|detail| detail["holder"].as_str());
         let whose = holder.map(|holder| format!("{} is {holder}'s", self.token));
-        let whose = whose.unwrap_or_else(|| told.message().to_owned());
+        let whose = whose.unwrap_or_else(|| error.message().to_owned());
         Failure::new(status::TAKEN, format!("{} is taken: {whose}", self.name))
     }
 }

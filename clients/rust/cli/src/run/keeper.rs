@@ -1,7 +1,7 @@
-//! The process that keeps the lease, on connections of its own.
+//! The process that holds and renews the lease. It has its own connections to the server.
 //!
 //! Signals are blocked in it, and it is in no terminal's process group: as long as the command runs the lease is
-//! renewed, whatever becomes of the supervisor. Where that is frozen or dead, it ends the command itself.
+//! renewed, whatever happens to the supervisor. If the supervisor is frozen or dead, this process ends the command.
 
 use super::adopted::Adopting;
 use super::ending::{GIVING_UP, end};
@@ -24,10 +24,10 @@ use tokio::runtime::Builder;
 use tokio::sync::mpsc;
 use tokio_postgres::types::Type;
 
-/// Tokio's timers stand still while the machine sleeps: each wait looks at the clock again after this.
-const LOOK_AGAIN: Duration = Duration::from_secs(1);
-/// Between two connections, while a database that is away is waited for.
-const TRY_AGAIN: Duration = Duration::from_millis(500);
+/// Tokio's timers stand still while the machine sleeps, so each wait reads the clock again after this time.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+/// The pause between two attempts to connect, while the database is not available.
+const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
 pub fn keep(options: Options, times: Times, server: Server) -> Result<u8> {
     logger::start();
@@ -91,7 +91,7 @@ impl Keeper {
         Ok(())
     }
 
-    /// Its renewals are told from its own thread.
+    /// Makes the fence, whose renewals are reported to the supervisor from the fence's thread.
     fn fence(&self) -> Fence {
         let said = self.said.clone();
         self.server.fence().renew_within(self.times.attempt()).on_event(move |event| {
@@ -101,23 +101,23 @@ impl Keeper {
         })
     }
 
-    // For the lease
+    // Before the lease is held.
 
-    /// Nothing where the supervisor wants it no more.
+    /// Acquires the lease. Returns None if the supervisor does not want the lease any more.
     async fn acquire(&mut self, fence: &Fence) -> Result<Option<Lease>> {
         let until = Moment::now() + self.options.wait;
         let request = self.request(fence);
-        // A try goes first: it needs no other connection than the lease's, tells at once what would be refused for as long
-        // as one waits, and finds for whom one waits.
+        // A try without a wait is first: it needs only the shared connection, returns a permanent error at once, and
+        // finds the holder that a wait is for.
         let mut is_tried = false;
         let is_told = self.options.quiet || !stderr().is_terminal();
-        // The same is not told again and again.
+        // The last message: the same failure is logged once.
         let mut told = String::new();
         let granted = loop {
             let wait = if is_tried { until.remaining() } else { Duration::ZERO };
             let granted = tokio::select! {
                 granted = request.clone().wait(wait).acquire() => granted,
-                // Release, or the end: nobody wants it any more.
+                // An order to release, or the death of the supervisor: nobody wants the lease any more.
                 _ = self.order() => break Ok(None),
             };
             let failure = match granted {
@@ -127,7 +127,7 @@ impl Keeper {
                     if !is_over && is_told {
                         continue;
                     }
-                    // A guard that outlives the lease is told by its process.
+                    // If a guard outlives the lease, the message names its process instead of the holder.
                     let holder = holder.filter(|_| waits_for != Some(WaitsFor::Guard));
                     let message = self.taken(holder, remaining).await;
                     if is_over {
@@ -145,16 +145,16 @@ impl Keeper {
                 log::warn!("{failure}: it is tried again");
                 told = failure.message;
             }
-            tokio::time::sleep(TRY_AGAIN.min(until.remaining())).await;
+            tokio::time::sleep(RETRY_INTERVAL.min(until.remaining())).await;
         };
         if let Ok(None) = granted {
-            // A lease that is granted all the same is given back.
+            // A grant that comes after that is released.
             let _ = tokio::time::timeout(GIVING_UP, fence.close()).await;
         }
         granted
     }
 
-    /// Says who has it, where that can be seen.
+    /// Returns the message for a lease that is taken, with its holder if that is known.
     async fn taken(&self, holder: Option<String>, remaining: Option<Duration>) -> String {
         let plain = format!("{} is taken", self.options.lease());
         let why = match (holder, remaining) {
@@ -174,7 +174,8 @@ impl Keeper {
         request = request.ttl(self.times.ttl).holder(self.holder());
         let is_alone = !options.shared && options.slots.is_none() && options.names.len() == 1;
         if is_alone && options.holder.is_none() {
-            // The answer to a grant may be lost with a connection. Nobody else has that name.
+            // If the answer to a grant was lost with its connection, the next try takes the grant over: no other run
+            // has this holder.
             request = request.reclaim(self.holder());
         }
         if options.shared {
@@ -187,7 +188,7 @@ impl Keeper {
             request = request.session();
         }
         if let Some(at_least) = options.at_least {
-            // By that a lease that runs out as it should is told from one whose holder has died.
+            // It distinguishes a lease that is left to expire from a lease whose holder has died.
             request = request.metadata(serde_json::json!({ "at_least": at_least.as_secs_f64() }));
         }
         request
@@ -201,7 +202,7 @@ impl Keeper {
         self.options.holder.clone().unwrap_or_else(unique)
     }
 
-    // With the lease
+    // While the lease is held.
 
     /// The supervisor's next order, but for the group of the command, which is noted. None is its death.
     async fn order(&mut self) -> Option<Order> {
@@ -236,7 +237,8 @@ impl Keeper {
                     let by = Moment::now() + self.times.patience();
                     return self.see_it_ended(by.min(enforce_at)).await;
                 }
-                // The client itself tells the loss at the deadline, which is too late for this. It may have been renewed.
+                // The client reports a loss at the deadline, which is too late to end the command before it. The lease
+                // may have been renewed since.
                 () = sleep_until(enforce_at), if !planted::NO_DEADLINE => {
                     if deadline_of(&lease) <= deadline {
                         self.said.say(Told::Lost);
@@ -246,7 +248,7 @@ impl Keeper {
             }
         };
         match order {
-            // Dropped, it would be given back.
+            // A drop would release the lease.
             Some(Order::Leave) => return std::mem::forget(lease),
             Some(_) => {}
             // The supervisor is dead.
@@ -265,7 +267,7 @@ impl Keeper {
         }
     }
 
-    /// Has it live on for so long.
+    /// Leaves the lease to expire after `left`.
     async fn leave(&self, lease: Lease, left: Duration) {
         let renew = self.server.function("lease_renew(n, $2, $3::text::interval)");
         let sql = format!("SELECT {renew} FROM unnest($1::text[]) AS n");
@@ -285,9 +287,9 @@ impl Keeper {
         std::mem::forget(lease);
     }
 
-    // With a lease that somebody else grants
+    // A lease that another service grants.
 
-    /// Nothing is given back at the end: the token is theirs, and so is its end.
+    /// Adopts the token again and again. Nothing is released at the end: the service that grants the token ends it.
     async fn keep_adopted(&mut self, token: i64) -> Result<()> {
         let (name, server) = (self.options.names[0].clone(), self.server.clone());
         let (limit, holder) = (self.times.ttl / 3, self.holder());
@@ -309,7 +311,7 @@ impl Keeper {
                 }
                 () = sleep_until(look_at) => {}
             }
-            // A failover is mended by that.
+            // After a failover the server has to learn the token again.
             match adopting.adopt(Duration::ZERO, limit).await {
                 Err(failure) if !failure.is_passing() => {
                     log::warn!("{failure}");
@@ -324,8 +326,8 @@ impl Keeper {
         }
     }
 
-    /// Says if a connection like ours is refused because of PGOPTIONS: the command may have failed of that, and its error
-    /// does not say where they come from.
+    /// Says if a connection like ours is refused because of PGOPTIONS: the command may have failed of that, and its
+    /// error does not say where they come from.
     async fn tell_of_refused_options(&self) {
         // Any token will do: nothing is written.
         let Some(options) = self.options.pgoptions(1) else { return };
@@ -360,17 +362,18 @@ impl Keeper {
 
 async fn sleep_until(moment: Moment) {
     while !moment.has_passed() {
-        tokio::time::sleep(moment.remaining().min(LOOK_AGAIN)).await;
+        tokio::time::sleep(moment.remaining().min(CHECK_INTERVAL)).await;
     }
 }
 
-/// Rounded down: the clock is read before. A freeze in between makes it earlier, and never later.
+/// Returns the deadline of the lease. The clock is read first, so a freeze in between makes the deadline earlier, and
+/// never later.
 fn deadline_of(lease: &Lease) -> Moment {
     let now = Moment::now();
     now + lease.remaining()
 }
 
-/// The open transaction that keeps a lease which nobody holds, where that can be seen.
+/// Returns the open transaction that blocks a lease without a holder, or None if it is not visible.
 async fn kept_by(server: &Server, names: &[String], limit: Duration) -> Option<String> {
     let sql = "SELECT array_to_string(blocking_pids, ', '), state, coalesce(holder, '')
                  FROM fence.leases WHERE name = ANY ($1) AND blocking_pids <> '{}' LIMIT 1";

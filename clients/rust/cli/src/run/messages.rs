@@ -11,7 +11,7 @@ use tokio::sync::mpsc;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Told {
-    /// The lease is ours. One that was adopted has no deadline.
+    /// The lease is held. An adopted lease has no deadline.
     Granted {
         token: i64,
         deadline: Option<Moment>,
@@ -19,9 +19,9 @@ pub enum Told {
     Renewed {
         deadline: Moment,
     },
-    /// The lease is ours no more.
+    /// The lease is not held any more.
     Lost,
-    /// There will be no lease, for this reason.
+    /// The lease could not be acquired, for this reason.
     Failed {
         status: u8,
         message: String,
@@ -35,8 +35,8 @@ pub enum Told {
 pub enum Order {
     /// The command runs in this process group.
     Started { group: i32 },
-    /// The command has ended, with all that it started: give the lease back, or leave the line. `has_failed` is true if
-    /// the command ended by itself with a status other than 0.
+    /// The command has ended, with all that it started: release the lease, or stop waiting for it. `has_failed` is true
+    /// if the command ended by itself with a status other than 0.
     Release { has_failed: bool },
     /// Something could not be ended: leave the lease to its ttl.
     Leave,

@@ -1,4 +1,4 @@
-//! When a command is ended whose lease is not renewed.
+//! The times at which a command is ended if its lease is not renewed.
 //!
 //! ```text
 //! renewed ── beat ── next renewal ── attempt ── once more ── attempt ── TERM ── grace ── KILL ── reserve ── deadline
@@ -14,12 +14,12 @@ pub struct Times {
     pub ttl: Duration,
     /// From TERM to KILL.
     pub grace: Duration,
-    /// From KILL to the deadline: so long may the end of the processes take.
+    /// From KILL to the deadline: the time for the end of the processes.
     reserve: Duration,
 }
 
 impl Times {
-    /// Refuses a grace that does not fit between a renewal that has failed and the deadline.
+    /// Fails if the grace does not fit between a failed renewal and the deadline.
     pub fn new(ttl: Duration, grace: Option<Duration>) -> Result<Times> {
         if ttl < Duration::from_millis(300) {
             return Err(Failure::usage("--ttl is at least 300ms"));
@@ -39,14 +39,14 @@ impl Times {
         Ok(Times { ttl, grace, reserve })
     }
 
-    /// How long a renewal may take before another connection is tried, so that the second attempt has as much before TERM.
-    /// The client's deadline is a fiftieth of the ttl earlier.
+    /// How long a renewal may take before another connection is tried: the second attempt has the same time before
+    /// TERM. The client's deadline is a fiftieth of the ttl earlier.
     pub fn attempt(&self) -> Duration {
         let beat = self.ttl / BEATS_PER_TTL;
         (self.ttl / 50 * 49 - self.reserve - self.grace - beat) / 2
     }
 
-    /// When to send TERM, where nothing has been renewed.
+    /// When to send TERM if the lease is not renewed.
     pub fn term_at(&self, deadline: Moment) -> Moment {
         self.kill_at(deadline) - self.grace
     }
