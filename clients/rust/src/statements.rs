@@ -126,9 +126,11 @@ pub(crate) fn holder_of_process() -> String {
     holder.1.clone()
 }
 
-/// Adds the schema to the extension's functions in a statement.
+/// Adds the schema to the extension's functions in a statement. Only the beginning of a word is the
+/// beginning of a name: `lease_release_rows` contains `lease_` twice.
 pub(crate) fn qualified(schema: &str, sql: &str) -> String {
-    sql.replace("lease_", &format!("{schema}lease_"))
+    let words = sql.split_inclusive(|end: char| !end.is_alphanumeric() && end != '_');
+    words.flat_map(|word| [if word.starts_with("lease_") { schema } else { "" }, word]).collect()
 }
 
 /// Adds the holder of a lease that was not granted, the time that remains, and the state.

@@ -335,6 +335,24 @@ async fn a_row_is_a_lease() {
     }
 }
 
+/// A row is released at the end of the work, and by a guard.
+#[tokio::test]
+async fn a_fence_that_names_its_schema_releases_rows() {
+    let (shop, mut client) = (Shop::new().await, client().await);
+    let table = "DROP TABLE IF EXISTS runs; CREATE TABLE runs (id int PRIMARY KEY);
+        INSERT INTO runs VALUES (1); SELECT fence_protect('runs', deadline => 'held_until')";
+    shop.sql(table).await;
+    let fence = shop.fence.clone().in_schema("public");
+    let claim = "UPDATE runs SET held_until = clock_timestamp() + '5 min' RETURNING fence";
+    let keep = |token: String| fence.keep_row("runs", &[("id", &1)], token.parse().unwrap(), LONG);
+    let is_released = "SELECT held_until IS NULL FROM runs";
+    let held = keep(shop.sql(claim).await).hold(async |_| Ok::<_, Error>(())).await;
+    assert_eq!((held.is_ok(), &*shop.sql(is_released).await), (true, "t"));
+    let row = keep(shop.sql(claim).await).acquire().await.unwrap();
+    row.guard(&mut client).await.unwrap().commit_and_release().await.unwrap();
+    assert_eq!(shop.sql(is_released).await, "t");
+}
+
 #[cfg(feature = "blocking")]
 #[test]
 fn a_program_without_async_waits_for_the_verbs() {
