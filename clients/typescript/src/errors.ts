@@ -211,7 +211,7 @@ function refusal(error: unknown): unknown {
 }
 
 /** The error that answers an acquire. */
-export function toldOfAcquire(reply: Reply, { names, cause, role, ask }: Holding): unknown {
+export function toldOfAcquire(reply: Reply, { names, cause, role, request }: Holding): unknown {
   const { error, holder, remaining, waitsFor, sqlstate, reason = "gone", inDoubt = false } = reply;
   if (error === "LeaseTaken") {
     const left = waitsFor && { milliseconds: remaining ?? 0 };
@@ -230,5 +230,5 @@ export function toldOfAcquire(reply: Reply, { names, cause, role, ask }: Holding
     const why = cause instanceof Error ? `: ${cause.message || sqlstateOf(cause)}` : "";
     return Object.assign(new Type(what + why, cause), { inDoubt, sqlstate });
   }
-  return toldOfCall(cause, role, ask.table && names[0]);
+  return toldOfCall(cause, role, request.table && names[0]);
 }

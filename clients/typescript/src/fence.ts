@@ -5,7 +5,7 @@ import { setTimeout as sleep } from "node:timers/promises";
 import { isSettings, type Opener } from "./connection.js";
 import * as errors from "./errors.js";
 import { Heartbeat, numberOf, warn, type Holding, type LeaseEvent } from "./heartbeat.js";
-import { LeadState, passes, type LeadEffect } from "./lease_state.js";
+import { isTransient, LeadState, type LeadEffect } from "./lease_state.js";
 import { msOf, now, type Span } from "./span.js";
 import { Statements, tableOf, type Key, type Pair } from "./statements.js";
 import {
@@ -225,8 +225,8 @@ export class Fence<On, Tx> {
     options: LeaseOptions = {},
     work?: (lease: Lease<On, Tx>) => PromiseLike<unknown>,
   ): Promise<unknown> {
-    const ask = askedFor(names, options);
-    return this.#during(await this.#heartbeat.acquire(ask, options.signal), work);
+    const request = askedFor(names, options);
+    return this.#during(await this.#heartbeat.acquire(request, options.signal), work);
   }
 
   /** Keeps a row of a table whose rows are leases of their own, which a statement of yours has
@@ -260,8 +260,8 @@ export class Fence<On, Tx> {
     }
     const names = [JSON.stringify(values.map(String))];
     const of = tableOf(table, key, options.fence, options.deadline);
-    const ask = { names, ttl, atMost, table: of, token: numberOf(token) };
-    return this.#during(await this.#heartbeat.acquire(ask, options.signal), work);
+    const request = { names, ttl, atMost, table: of, token: numberOf(token) };
+    return this.#during(await this.#heartbeat.acquire(request, options.signal), work);
   }
 
   /** A transaction that is guarded by several leases at once. */
@@ -310,8 +310,8 @@ export class Fence<On, Tx> {
     { stop, ttl }: LeadOptions = {},
   ): Promise<T | undefined> {
     // If the answer to an acquire was lost, its own holder takes the grant over.
-    const ask = askedFor(name, { ttl, holder: holderOf(), reclaim: true });
-    const leader = new LeadState(ask.ttl, this.#heartbeat.spread);
+    const request = askedFor(name, { ttl, holder: holderOf(), reclaim: true });
+    const leader = new LeadState(request.ttl, this.#heartbeat.jitter);
     const none = { token: 0, remaining: { milliseconds: 0 }, reason: undefined };
     const interrupted = { kind: "interrupted", names: [name], ...none } as const;
     let [effects, failure]: [LeadEffect[], unknown] = [leader.start(), undefined];
@@ -327,7 +327,7 @@ export class Fence<On, Tx> {
       if (stop?.aborted) return undefined;
       let holding: Holding | undefined;
       try {
-        holding = await this.#heartbeat.acquire({ ...ask, wait: Infinity }, stop);
+        holding = await this.#heartbeat.acquire({ ...request, wait: Infinity }, stop);
         leader.granted(now());
         return (await this.#during(holding, work)) as T;
       } catch (error) {
@@ -399,7 +399,7 @@ function causeOf(error: unknown, isOfAcquire: boolean): string {
   // The next renewal tells.
   if (state === "PF001" || state === "PF004") return "LeaseLost";
   if (errors.sessionEnded(error) || state === "53300") return "ConnectionLost";
-  return isOfAcquire && passes(state) ? "transient" : "own";
+  return isOfAcquire && isTransient(state) ? "transient" : "own";
 }
 
 /** For code that knows nothing of fences: a connection opened with these (`options` of pg,

@@ -5,10 +5,10 @@ import { codeOfOpening, LeaseLost, sessionEnded, sqlstateOf } from "./errors.js"
 import { toldOfAcquire, type Left, type Reason } from "./errors.js";
 import { LeaseStates, NEVER } from "./lease_state.js";
 import type {
-  Ask,
   CallEffect,
   Effect,
   EventEffect,
+  LeaseRequest,
   LogEffect,
   Reply,
   Rows,
@@ -51,16 +51,19 @@ export class Holding {
   readonly waiting: (() => void)[] = [];
 
   constructor(
-    readonly ask: Ask,
+    readonly request: LeaseRequest,
     /** Answers the acquire. */
     readonly settle: (reply: Reply) => void,
   ) {
     setMaxListeners(0, this.aborts.signal);
-    this.names = ask.table === undefined ? ask.names : [JSON.parse(ask.table)[0], ...ask.names];
+    this.names =
+      request.table === undefined
+        ? request.names
+        : [JSON.parse(request.table)[0], ...request.names];
   }
 
   get isRow(): boolean {
-    return this.ask.table !== undefined;
+    return this.request.table !== undefined;
   }
 
   get isLost(): boolean {
@@ -83,8 +86,8 @@ const clock = () => Math.floor(now());
  * the effects: it has the clock, the timer and the connections. */
 export class Heartbeat {
   /** The pauses of clients differ. */
-  readonly spread = Math.floor(Math.random() * 1001);
-  readonly #states = new LeaseStates(this.spread);
+  readonly jitter = Math.floor(Math.random() * 1001);
+  readonly #states = new LeaseStates(this.jitter);
   readonly #holdings = new Map<string, Holding>();
   /** The leases whose signal the program has: the process stays alive, and none is collected while
    * work goes by the signal alone. */
@@ -212,7 +215,7 @@ export class Heartbeat {
     const { call: number, open } = call;
     const holding = this.#holdings.get(call.for ?? "");
     if (holding) holding.cause = undefined;
-    const statement = this.statements.of(call, holding?.ask);
+    const statement = this.statements.of(call, holding?.request);
     if (open) this.#connect(call.connection);
     const on = this.#connections.get(call.connection) as Connection;
     let isOpen = !open;
@@ -260,24 +263,24 @@ export class Heartbeat {
 
   /** Throws LeaseTaken; and the reason of the signal as soon as that is aborted: a grant that comes
    * all the same is given back. */
-  async acquire(asked: Omit<Ask, "id">, signal?: AbortSignal): Promise<Holding> {
+  async acquire(request: Omit<LeaseRequest, "id">, signal?: AbortSignal): Promise<Holding> {
     signal?.throwIfAborted();
     const id = String(++this.#lastId);
     return new Promise((resolve, reject) => {
       const giveUp = () => this.#input((states) => states.giveUp(id));
-      const holding = new Holding({ ...asked, id }, (reply) => {
+      const holding = new Holding({ ...request, id }, (reply) => {
         signal?.removeEventListener("abort", giveUp);
         if (reply.leases) resolve(holding);
         else reject(reply.error === "GivenUp" ? signal?.reason : toldOfAcquire(reply, holding));
       });
       this.#holdings.set(id, holding);
       signal?.addEventListener("abort", giveUp);
-      this.#input((states) => states.acquire(holding.ask));
+      this.#input((states) => states.acquire(holding.request));
     });
   }
 
   remaining(holding: Holding): Left {
-    return { milliseconds: this.#states.remaining(clock(), holding.ask.id) };
+    return { milliseconds: this.#states.remaining(clock(), holding.request.id) };
   }
 
   /** Throws LeaseLost if it is over, whatever the heartbeat does. */
@@ -301,13 +304,18 @@ export class Heartbeat {
   }
 
   /** Tells how far the transaction has come that releases them. */
-  last(holdings: readonly Holding[], stage: Parameters<LeaseStates["last"]>[1]): void {
-    this.#input((states) => states.last(keysOf(holdings), stage));
+  last(holdings: readonly Holding[], stage: Parameters<LeaseStates["lastTransaction"]>[1]): void {
+    this.#input((states) => states.lastTransaction(keysOf(holdings), stage));
   }
 
-  /** Tells of a transaction that has written the rows of row leases, or has ended. */
-  touches(holdings: readonly Holding[], begins: boolean): void {
-    this.#input((states) => states.touches(keysOf(holdings), begins));
+  /** Reports that a transaction has written the rows. */
+  rowLocked(holdings: readonly Holding[]): void {
+    this.#input((states) => states.rowLocked(keysOf(holdings)));
+  }
+
+  /** Reports that a transaction that has written the rows has ended. */
+  rowUnlocked(holdings: readonly Holding[]): void {
+    this.#input((states) => states.rowUnlocked(keysOf(holdings)));
   }
 
   hear(holding: Holding, lease: unknown): void {
@@ -318,7 +326,7 @@ export class Heartbeat {
 
   /** No error if that fails: then it ends at its ttl. */
   async release(holding: Holding): Promise<void> {
-    this.#input((states) => states.release(holding.ask.id));
+    this.#input((states) => states.release(holding.request.id));
     while (holding.over === undefined) await holding.next();
   }
 
@@ -349,7 +357,7 @@ export class Heartbeat {
   }
 }
 
-const keysOf = (holdings: readonly Holding[]) => holdings.map(({ ask }) => ask.id);
+const keysOf = (holdings: readonly Holding[]) => holdings.map(({ request }) => request.id);
 
 /** Tokens stay below 2^53 for longer than anybody will care: a number is exact. */
 export function numberOf(token: unknown): number {

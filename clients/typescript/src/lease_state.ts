@@ -1,27 +1,36 @@
 /**
- * What a client decides about its leases. The specification is clients/spec/lease_state.md, and the
- * tests play its vectors. There is no clock, timer or socket here: each input has the time, in
- * whole milliseconds of a monotonic clock, and returns effects to be carried out in their order.
+ * The state machine of the client's leases. Its specification is clients/spec/lease_state.md, and
+ * the tests play the vectors of clients/spec/vectors. The machine has no clock, timer or socket:
+ * each input comes with the time, in milliseconds of a monotonic clock, and returns effects, which
+ * the heartbeat carries out in their order.
  */
 
 const [LONGEST_CALL, SHORTEST_OPENING] = [10_000, 2_000];
 const [SHORTEST_PAUSE, SHORTEST_WAIT, LONGEST_PAUSE] = [10, 250, 10_000];
-const [PORTION, TRY_AGAIN, AFTER_PORTION] = [2_000, 250, 50];
-const [FIRST_RETRY, LEAST_PATIENCE, LONGEST_QUEUE] = [20, 1_000, 20_000];
-const [LOOK_AGAIN, CLOSING] = [1_000, 5_000];
-const [MOST_PAIRS, MOST_RELEASED] = [10_000, 200];
-const [BEATS_PER_TTL, MOST_BEATS] = [3, 2];
+const [WAIT_PORTION, RETRY_INTERVAL, PORTION_INTERVAL] = [2_000, 250, 50];
+const [FIRST_RETRY, SHORTEST_RETRY_TIME, QUEUE_TIMEOUT] = [20, 1_000, 20_000];
+const [CHECK_INTERVAL, CLOSE_TIMEOUT] = [1_000, 5_000];
+const [MAX_PAIRS, MAX_RELEASED_NAMES] = [10_000, 200];
+const [BEATS_PER_TTL, MAX_BEATS_IN_A_ROW] = [3, 2];
 export const NEVER = Infinity;
 
 /** Why a lease has ended. */
 export type Reason =
-  "deadline" | "gone" | "refused" | "session" | "at_most" | "heartbeat" | "released" | "unconfirmed";
-/** What ends a lease that is taken: its ttl, the commit of its acquire, the end of a guard. */
+  | "deadline"
+  | "gone"
+  | "refused"
+  | "session"
+  | "at_most"
+  | "heartbeat"
+  | "released"
+  | "unconfirmed";
+/** What the wait for a taken lease ends with: its ttl, the commit of its acquire, or the end of a
+ * transaction that guards it. */
 export type WaitsFor = "ttl" | "commit" | "guard";
 type Verb = "acquire" | "keep" | "keep_row" | "release" | "undo";
 type Stage = "begins" | "committed" | "rolled back" | "in doubt" | "inner";
 
-/** A statement that is to be sent `on` a connection, which is to be opened before. */
+/** A statement to send on a connection. If the call is `open`, the connection is opened first. */
 export interface CallEffect {
   call: number;
   do: Verb;
@@ -32,7 +41,7 @@ export interface CallEffect {
   ttls: readonly number[];
   limit: number;
   table: string | undefined;
-  /** The lease that it is for, or the first one; and how that is acquired. */
+  /** The first of the leases. The next fields are those of its acquire, or of an undo. */
   for: string | undefined;
   wait?: number;
   holder?: string | undefined;
@@ -42,8 +51,8 @@ export type EventEffect = Pick<LeaseState, "key" | "token" | "reason" | "advice"
   event: "acquired" | "renewed" | "lost" | "released";
   remaining: number;
 };
-/** Why an acquire has failed. */
-export interface Told extends Taken {
+/** Why an acquire or a check has failed. */
+export interface ReplyError extends Taken {
   error?: string;
   sqlstate?: string | undefined;
   inDoubt?: boolean;
@@ -51,41 +60,43 @@ export interface Told extends Taken {
   advice?: string | undefined;
   waitsFor?: WaitsFor | undefined;
 }
-export type Reply = Told & { reply: string; leases?: readonly string[] };
+export type Reply = ReplyError & { reply: string; leases?: readonly string[] };
 export interface LogEffect {
   log: string;
-  /** The acquire that it is about. */
+  /** The lease whose acquire the line is about. */
   key?: string;
   code?: string;
   reason?: Reason | undefined;
   count?: number;
 }
-/** Connections end at once, whatever hangs in them (`cut`), or as they should (`hangUp`). */
-type End = { cut: number } | { hangUp: number } | { closed: true };
-export type Effect = CallEffect | EventEffect | Reply | LogEffect | End;
+/** The end of a connection, at once, also while a call hangs on it (`cut`), or after its last call
+ * (`hangUp`); and the end of `close`. */
+type EndEffect = { cut: number } | { hangUp: number } | { closed: true };
+export type Effect = CallEffect | EventEffect | Reply | LogEffect | EndEffect;
 
-/** How a lease is asked for. The id is used once, and is the key of the lease. */
-export interface Ask {
+/** What the program requests of a lease. The id is used once, and is the key of the lease. */
+export interface LeaseRequest {
   readonly id: string;
   readonly names: readonly string[];
   readonly ttl: number;
   readonly wait?: number;
   readonly atMost?: number | undefined;
-  /** It is unique for this acquire, unless the caller has `named` it. */
+  /** The holder is unique, unless the program has `named` it. */
   readonly holder?: string;
   readonly named?: boolean;
   readonly reclaim?: boolean;
   readonly session?: boolean;
   readonly shared?: boolean;
   readonly slots?: number;
-  /** A JSON, which the states of leases do not know. */
+  /** A JSON text. The machine only passes it on. */
   readonly metadata?: string | null;
-  /** Of a row lease, whose name is the row's key: a statement of the worker's has claimed it. */
+  /** The table of a row lease, whose row the program has claimed with `token`. The name of the
+   * lease is the row's key. */
   readonly table?: string;
   readonly token?: number;
 }
 
-/** The rows of an answer, by what the call does; an acquire that is `taken` has none. */
+/** One row of an answer, by what its call does. An acquire that is `taken` has no row. */
 export interface Rows {
   acquire: readonly [names: readonly string[], token: number];
   keep: Outcome;
@@ -102,184 +113,221 @@ export type Outcome = readonly [
 ];
 export type Taken = { holder?: Maybe<string>; remaining?: Maybe<number>; state?: Maybe<string> };
 
-/** A place that a connection is kept for: a lease, an undo, or what all share. */
-type Place = { link: Link | undefined };
-/** A connection, the call on it, and its errors in a row. It ends when it has no place any more. */
-interface Link {
+/** What sends calls, and may own a connection: a lease or an undo. The machine itself sends the
+ * calls on the shared connection. */
+type Sender = { connection: ConnectionState | undefined };
+/** A connection, the call on it, and the errors in a row on it. Without an owner it is closed after
+ * its call. */
+interface ConnectionState {
   readonly number: number;
-  place: Place | undefined;
+  owner: Sender | undefined;
   call: Call | undefined;
   errors: number;
 }
-/** It has not been sent while its connection is opened. */
+/** One statement on one connection. */
 interface Call {
   readonly number: number;
   readonly do: Verb;
-  readonly link: Link;
+  readonly connection: ConnectionState;
   readonly limit: number;
   readonly leases: readonly LeaseState[];
-  /** For which it is, if it is one. */
+  /** The undo that waits for the answer. Any other answer is for `leases`. */
   readonly undo: Undo | undefined;
+  /** When it was sent, or undefined while its connection is being opened. */
   sent: number | undefined;
   until: number;
 }
+/** When a call was sent that got no answer, and until when the server may carry it out. */
 type Doubt = { readonly sent: number; readonly until: number };
-/** The release of what an acquire in doubt may have been granted. */
-interface Undo extends Place, Doubt {
+/** Releases what the server may have granted to an acquire that got no answer. */
+interface Undo extends Sender, Doubt {
   readonly names: readonly string[];
   readonly holder: string | undefined;
   readonly ttl: number;
-  at: number;
+  dueAt: number;
   tries: number;
 }
-type Giving = { until: number; at: number; tries: number; isInDoubt: boolean; isAlone: boolean };
+/** The release of a lease, from its queueing to its answer or its end without one. `isInDoubt`: an
+ * earlier attempt may have released the lease. `isAlone`: no other joins its call. */
+type Release = {
+  until: number;
+  dueAt: number;
+  tries: number;
+  isInDoubt: boolean;
+  isAlone: boolean;
+};
 
-/** One lease, from its acquire to its end. */
-class LeaseState implements Place {
+/** One lease, from its acquire on. A separate connection may acquire and confirm it. A session
+ * lease keeps that connection, and ends with it. */
+class LeaseState implements Sender {
   readonly key: string;
   readonly names: readonly string[];
   readonly ttl: number;
-  state: "asking" | "confirming" | "held" | "releasing" | "lost" | "released" = "asking";
-  link: Link | undefined;
+  /** A lease that is confirming or held is live. */
+  state: "acquiring" | "confirming" | "held" | "releasing" | "lost" | "released" = "acquiring";
+  connection: ConnectionState | undefined;
+  /** The call that has no answer yet. */
   call: Call | undefined;
 
-  // Its acquire.
+  // Used until the grant.
+  /** The end of `wait`, and the time of the next call. */
   readonly until: number;
-  at: number;
-  isAnswered = false;
+  dueAt: number;
   tries = 0;
-  /** It waits for the end of an outage. */
-  isOut = false;
-  /** A call was sent, and may be carried out without an answer `until` then. */
+  /** True once the acquire has its reply. */
+  hasReply = false;
+  /** True while it waits for the end of an outage. */
+  inOutage = false;
   doubt: Doubt | undefined;
 
+  // Used after the grant.
   token = 0;
   deadline = 0;
   beatAt = 0;
+  /** When `atMost` is over, and the lease is lost. */
   endsAt = NEVER;
   reason: Reason | undefined;
   advice: string | undefined;
-  /** How many last transactions are under way, and how many of its worker's that hold its row. */
-  resting = 0;
-  touched = 0;
-  isEnding = false;
-  isTold = false;
-  /** The last renewal that was sent has had an answer. */
-  isBeatAnswered = true;
-  /** The names of a lost lease that the server may still hold for it. */
-  rest: readonly string[] = [];
-  giving: Giving | undefined;
+  /** The number of last transactions under way, and of the worker's transactions that have locked
+   * the row. */
+  lastTransactions = 0;
+  rowLocks = 0;
+  /** True after a release in a savepoint: the program's transaction has not committed yet. */
+  hasUncommittedRelease = false;
+  /** True once the event `acquired` was emitted. */
+  isReported = false;
+  /** False while the last renewal that was sent has no answer. */
+  isRenewalAnswered = true;
+  /** After a loss: the names that the server may still hold for this lease. */
+  unreleased: readonly string[] = [];
+  release: Release | undefined;
 
   constructor(
-    readonly ask: Ask,
-    readonly begun: number,
+    readonly request: LeaseRequest,
+    readonly requestedAt: number,
   ) {
-    [this.key, this.names, this.ttl] = [ask.id, ask.names, ask.ttl];
-    [this.at, this.until] = [begun, begun + (ask.wait ?? 0)];
+    [this.key, this.names, this.ttl] = [request.id, request.names, request.ttl];
+    [this.dueAt, this.until] = [requestedAt, requestedAt + (request.wait ?? 0)];
   }
 }
 
-const holds = ({ state }: LeaseState) => state === "held";
-const lives = (lease: LeaseState) => lease.state === "confirming" || holds(lease);
-const rests = ({ resting, touched }: LeaseState) => resting > 0 || touched > 0;
-const isOne = ({ names }: LeaseState) => names.length === 1;
-/** It is confirmed over the connection that has answered its acquire. */
-const isApart = ({ state, link }: LeaseState) => state === "confirming" && link !== undefined;
-/** An error of the call that confirms a row is its caller's, so that goes by itself. */
-const confirmsRow = ({ state, ask }: LeaseState) => state === "confirming" && !!ask.table;
-/** Its acquire may wait, so it has a connection of its own. */
-const waits = (lease: LeaseState) =>
-  !!lease.ask.session || (lease.until > lease.begun && isOne(lease));
-const isAsking = ({ state, call, isAnswered }: LeaseState) =>
-  state === "asking" && !call && !isAnswered;
-const isRenewable = (lease: LeaseState) => lives(lease) && !rests(lease) && !lease.call;
-const isExclusive = ({ shared, slots = 1 }: Ask) => !shared && slots === 1;
-const reclaims = (lease: LeaseState) =>
-  !!lease.ask.reclaim || (isOne(lease) && isExclusive(lease.ask) && !lease.ask.named);
-/** All names; of one that is lost, what is to be given back. */
-const owed = ({ rest, names }: LeaseState) => (rest.length > 0 ? rest : names);
+const hasOneName = ({ names }: LeaseState) => names.length === 1;
+/** True if a separate connection acquires it. */
+const acquiresSeparately = (lease: LeaseState) =>
+  !!lease.request.session || (lease.until > lease.requestedAt && hasOneName(lease));
+const isExclusive = ({ shared, slots = 1 }: LeaseRequest) => !shared && slots === 1;
+const mayReclaim = (lease: LeaseState) =>
+  !!lease.request.reclaim ||
+  (hasOneName(lease) && isExclusive(lease.request) && !lease.request.named);
+const isHeld = ({ state }: LeaseState) => state === "held";
+const isLive = (lease: LeaseState) => lease.state === "confirming" || isHeld(lease);
+/** True if its next call confirms a row. That call has no other leases: its error is thrown by
+ * `keepRow`, as a name or a value of the key may be wrong. */
+const confirmsRow = ({ state, request }: LeaseState) => state === "confirming" && !!request.table;
+/** True if the connection that has acquired it confirms it. */
+const confirmsSeparately = ({ state, connection }: LeaseState) =>
+  state === "confirming" && connection !== undefined;
+/** True if it waits to send its next acquire. */
+const isQueued = ({ state, call, hasReply }: LeaseState) =>
+  state === "acquiring" && !call && !hasReply;
+const isInTransaction = ({ lastTransactions, rowLocks }: LeaseState) =>
+  lastTransactions > 0 || rowLocks > 0;
+/** True if it must not be renewed now. */
+const isBusy = (lease: LeaseState) => isInTransaction(lease) || !!lease.call;
+/** True if the shared connection renews it at `beatAt`. */
+const isRenewable = (lease: LeaseState) =>
+  isLive(lease) && !isBusy(lease) && !confirmsSeparately(lease);
+/** Returns the names of its next call: of a lost lease those that are unreleased. */
+const namesToSend = ({ unreleased, names }: LeaseState) =>
+  unreleased.length > 0 ? unreleased : names;
 
-/** The shortest time until the next renewal, of what is left. */
-function leastOf({ ttl }: LeaseState, left: number): number {
-  const least = Math.max(SHORTEST_PAUSE, Math.floor(ttl / 60));
-  return Math.min(least, Math.floor(left / 4));
+/** Returns the shortest time until the next renewal, if `left` remains until the deadline. */
+function shortestInterval({ ttl }: LeaseState, left: number): number {
+  const shortest = Math.max(SHORTEST_PAUSE, Math.floor(ttl / 60));
+  return Math.min(shortest, Math.floor(left / 4));
 }
 
-/** All leases of a fence. */
-export class LeaseStates implements Place {
-  /** The connection that all share. */
-  link: Link | undefined;
+/** The machine of all leases of a fence. */
+export class LeaseStates implements Sender {
+  /** The shared connection. */
+  connection: ConnectionState | undefined;
   #now = 0;
   #effects: Effect[] = [];
   #logs: LogEffect[] = [];
   readonly #leases = new Map<string, LeaseState>();
   readonly #undos = new Set<Undo>();
   readonly #calls = new Map<number, Call>();
-  readonly #links = new Map<number, Link>();
+  readonly #connections = new Map<number, ConnectionState>();
   #lastCall = 0;
-  #lastLink = 0;
-  /** Heartbeats in a row. */
-  #beats = 0;
-  #isOut = false;
+  #lastConnection = 0;
+  #beatsInARow = 0;
+  #inOutage = false;
   #isLossLogged = false;
   #closedAt = NEVER;
-  #isDone = false;
+  #hasClosed = false;
 
-  /** The spread is between 0 and 1000, and makes the pauses of clients differ. */
-  constructor(readonly spread: number) {}
+  /** The jitter, from 0 to 1000, shortens the pauses, so that clients do not retry at the same
+   * time. */
+  constructor(readonly jitter: number) {}
 
-  // What the program asks: each of these is an input, within a step.
+  // Inputs from the program. Each is passed to `step`.
 
-  acquire(ask: Ask): void {
-    const lease = new LeaseState(ask, this.#now);
+  acquire(request: LeaseRequest): void {
+    const lease = new LeaseState(request, this.#now);
     this.#leases.set(lease.key, lease);
-    if (this.#closedAt < NEVER) this.#finish(lease, { error: "Closed" });
-    // When a row was claimed is not known here.
-    else if (ask.token !== undefined) this.#granted(lease, ask.token, this.#now - ask.ttl);
+    if (this.#closedAt < NEVER) this.#reply(lease, { error: "Closed" });
+    else if (request.token !== undefined) {
+      // The program has claimed the row at an unknown time, so a renewal confirms it first.
+      this.#granted(lease, request.token, this.#now - request.ttl);
+    }
   }
 
   giveUp(id: string): void {
     const lease = this.#leases.get(id);
-    if (lease && !lease.isAnswered) this.#finish(lease, { error: "GivenUp" });
+    if (lease && !lease.hasReply) this.#reply(lease, { error: "GivenUp" });
   }
 
   release(key: string): void {
     const lease = this.#leases.get(key);
-    if (!lease || lease.giving) return;
-    const isOwed = lease.state === "lost" && lease.rest.length > 0 && !this.#isDone;
-    if (holds(lease) || isOwed) this.#giveBack(lease);
+    if (!lease || lease.release) return;
+    const isUnreleased = lease.state === "lost" && lease.unreleased.length > 0 && !this.#hasClosed;
+    if (isHeld(lease) || isUnreleased) this.#queueRelease(lease);
     else if (lease.state === "lost") this.#forgetLease(lease);
   }
 
-  /** A transaction that releases. `inner`: a savepoint, and the program's own one goes on. */
-  last(keys: readonly string[], stage: Stage): void {
-    for (const lease of this.#those(keys)) {
-      lease.resting += stage === "begins" ? 1 : -1;
-      if (stage === "begins" || !holds(lease)) continue;
-      if (stage === "committed") this.#end(lease);
-      else if (stage === "in doubt") this.#giveBack(lease, true);
-      else [lease.beatAt, lease.isEnding] = [this.#now, stage === "inner"];
+  /** A transaction that releases the leases. `begins` comes before its release statement, and then
+   * one of `committed`, `rolled back`, `in doubt` (the commit got no answer) and `inner` (a
+   * savepoint was released, and the program's transaction goes on). */
+  lastTransaction(keys: readonly string[], stage: Stage): void {
+    for (const lease of this.#known(keys)) {
+      lease.lastTransactions += stage === "begins" ? 1 : -1;
+      if (stage === "begins" || !isHeld(lease)) continue;
+      if (stage === "committed") this.#markReleased(lease);
+      else if (stage === "in doubt") this.#queueRelease(lease, true);
+      else [lease.beatAt, lease.hasUncommittedRelease] = [this.#now, stage === "inner"];
     }
   }
 
-  /** A transaction that has written the rows of row leases: nobody else can claim them until it has
-   * ended. */
-  touches(keys: readonly string[], begins: boolean): void {
-    for (const lease of this.#those(keys)) {
-      lease.touched += begins ? 1 : -1;
-      if (begins) continue;
+  /** The worker's transaction has locked the rows, which nobody else can claim meanwhile. */
+  rowLocked(keys: readonly string[]): void {
+    for (const lease of this.#known(keys)) lease.rowLocks++;
+  }
+
+  rowUnlocked(keys: readonly string[]): void {
+    for (const lease of this.#known(keys)) {
+      lease.rowLocks--;
       lease.beatAt = Math.min(lease.beatAt, this.#now);
       this.#endByClock();
     }
   }
 
   suspect(keys: readonly string[]): void {
-    for (const lease of this.#those(keys)) lease.beatAt = this.#now;
+    for (const lease of this.#known(keys)) lease.beatAt = this.#now;
   }
 
   check(key: string): void {
     const lease = this.#leases.get(key);
-    if (lease && holds(lease)) this.#effects.push({ reply: key });
+    if (lease && isHeld(lease)) this.#effects.push({ reply: key });
     else {
       const { reason, advice } = lease?.state === "lost" ? lease : { reason: "released" as const };
       this.#effects.push({ reply: key, error: "LeaseLost", reason, advice });
@@ -288,279 +336,292 @@ export class LeaseStates implements Place {
 
   close(): void {
     this.#closedAt = Math.min(this.#closedAt, this.#now);
-    const isOpen = ({ isAnswered }: LeaseState) => !isAnswered;
-    for (const lease of this.#all().filter(isOpen)) this.#finish(lease, { error: "Closed" });
-    for (const lease of this.#all().filter(holds)) this.#giveBack(lease);
+    const isPending = ({ hasReply }: LeaseState) => !hasReply;
+    for (const lease of this.#all().filter(isPending)) this.#reply(lease, { error: "Closed" });
+    for (const lease of this.#all().filter(isHeld)) this.#queueRelease(lease);
   }
 
-  // What the connections say.
+  // Inputs from the connections.
 
+  /** The connection of a call with `open` is established, and the call is sent next. */
   sent(number: number): void {
     const call = this.#calls.get(number);
     if (!call || call.sent !== undefined) return;
     [call.sent, call.until] = [this.#now, this.#now + call.limit];
-    this.#isSent(call);
+    this.#markSent(call);
   }
 
+  /** The answer of an acquire without a grant is `taken`. */
   answered(number: number, rows: readonly Rows[Verb][], taken?: Taken): void {
     const call = this.#calls.get(number);
     if (!call) return;
-    this.#over(call);
-    this.#isOut = this.#isLossLogged = false;
-    call.link.errors = 0;
-    this.#endUnused(call.link);
+    this.#endCall(call);
+    this.#inOutage = this.#isLossLogged = false;
+    call.connection.errors = 0;
+    this.#closeIfUnused(call.connection);
     if (call.undo) this.#undoAnswered(call.undo, rows[0] as Rows["undo"]);
     else if (call.do === "acquire") this.#acquireAnswered(call, rows[0] as Rows["acquire"], taken);
     else if (call.do === "release") this.#releaseAnswered(call, rows as Rows["release"][]);
     else this.#keepAnswered(call, rows as Rows["keep"][]);
   }
 
-  /** The code is an SQLSTATE; or `connect`: it could not be opened; `misconfigured`: it never can;
-   * `unsent`: it had ended before; `ended`, `no answer`, `unreadable`, `panicked`. Broken: the
-   * session is of no use any more. */
+  /** `code` is an SQLSTATE, or `connect` (the connection could not be opened), `misconfigured` (it
+   * never can be), `unsent` (it had ended before), `ended`, `unreadable` or `panicked`. `isBroken`:
+   * the connection cannot be used again. */
   failed(number: number, code: string, isBroken = false): void {
     const call = this.#calls.get(number);
     if (call) this.#callFailed(call, code, isBroken);
   }
 
-  disconnected(connection: number): void {
-    const link = this.#links.get(connection);
-    if (link?.call) this.#callFailed(link.call, "ended", true);
-    else if (link) this.#leave(link);
+  disconnected(number: number): void {
+    const connection = this.#connections.get(number);
+    if (connection?.call) this.#callFailed(connection.call, "ended", true);
+    else if (connection) this.#forgetConnection(connection);
   }
 
-  died(): void {
-    for (const lease of this.#all()) if (holds(lease)) this.#lose(lease, "heartbeat", lease.names);
+  heartbeatDied(): void {
+    for (const lease of this.#all()) {
+      if (isHeld(lease)) this.#markLost(lease, "heartbeat", lease.names);
+    }
   }
 
-  // What can be asked at any time.
+  // Queries, which are no inputs, and may come at any time.
 
   lease(key: string): Readonly<LeaseState> | undefined {
     return this.#leases.get(key);
   }
 
+  /** Returns how long the client may believe that it holds the lease. */
   remaining(now: number, key: string): number {
     const lease = this.#leases.get(key);
-    if (!(lease && holds(lease))) return 0;
+    if (!(lease && isHeld(lease))) return 0;
     const left = lease.deadline - now;
-    return Math.max(0, Math.min(lease.touched > 0 ? Math.max(1, left) : left, lease.endsAt - now));
+    return Math.max(0, Math.min(lease.rowLocks > 0 ? Math.max(1, left) : left, lease.endsAt - now));
   }
 
-  /** Somebody waits for what is under way. */
+  /** True if the program may be waiting for a call, an acquire or a release. */
   get isWaitedFor(): boolean {
     if (this.#calls.size > 0) return true;
-    for (const { state, giving } of this.#leases.values()) {
-      if (state === "asking" || state === "confirming" || giving) return true;
+    for (const { state, release } of this.#leases.values()) {
+      if (state === "acquiring" || state === "confirming" || release) return true;
     }
     return false;
   }
 
-  /** When to tick, at the latest. */
+  /** Returns the latest time of the next step, or NEVER if there is nothing to do. */
   wake(now: number): number {
     let next = NEVER;
-    const at = (time: number) => (next = Math.min(next, time));
-    const isFree = !this.link?.call;
-    for (const call of this.#calls.values()) at(call.until);
-    for (const undo of this.#undos) if (!undo.link?.call) at(undo.at);
+    const add = (time: number) => (next = Math.min(next, time));
+    const isFree = !this.connection?.call;
+    for (const call of this.#calls.values()) add(call.until);
+    for (const undo of this.#undos) if (!undo.connection?.call) add(undo.dueAt);
     for (const lease of this.#leases.values()) {
-      const waiting = lease.call?.do === "release" ? undefined : lease.giving;
-      if (waiting) at(isFree ? Math.min(waiting.until, waiting.at) : waiting.until);
-      if (isAsking(lease)) at(lease.until + LONGEST_QUEUE);
-      if (isAsking(lease) && (waits(lease) || isFree)) at(lease.at);
-      if (!lives(lease)) continue;
-      at(Math.min(lease.endsAt, now + LOOK_AGAIN));
-      if (lease.touched === 0) at(lease.deadline);
-      if (isRenewable(lease) && (isApart(lease) || isFree)) at(lease.beatAt);
+      const release = lease.call?.do === "release" ? undefined : lease.release;
+      if (release) add(isFree ? Math.min(release.until, release.dueAt) : release.until);
+      if (isQueued(lease)) {
+        add(lease.until + QUEUE_TIMEOUT);
+        if (acquiresSeparately(lease) || isFree) add(lease.dueAt);
+      }
+      if (!isLive(lease)) continue;
+      add(Math.min(lease.endsAt, now + CHECK_INTERVAL));
+      if (lease.rowLocks === 0) add(lease.deadline);
+      if (!isBusy(lease) && (confirmsSeparately(lease) || isFree)) add(lease.beatAt);
     }
-    if (this.#closedAt < NEVER && !this.#isDone) at(this.#closedAt + CLOSING);
-    return next === NEVER ? NEVER : Math.max(now, Math.min(next, now + LOOK_AGAIN));
+    if (this.#closedAt < NEVER && !this.#hasClosed) add(this.#closedAt + CLOSE_TIMEOUT);
+    return next === NEVER ? NEVER : Math.max(now, Math.min(next, now + CHECK_INTERVAL));
   }
 
-  // The clock goes first, whatever comes.
+  // Time. Each step first ends what has ended by its time.
 
-  /** An input. The call that it is the answer to, if any, is not past its limit. */
-  step(now: number, decide: () => void, answered?: number): readonly Effect[] {
+  /** Takes the input `decide` and returns the effects. If the input answers a call, its number is
+   * `answerTo`, and the limit of that call is not applied. */
+  step(now: number, decide: () => void, answerTo?: number): readonly Effect[] {
     [this.#now, this.#effects, this.#logs] = [now, [], []];
-    this.#endByClock(answered);
+    this.#endByClock(answerTo);
     decide();
-    this.#send();
+    this.#sendDueCalls();
     for (const line of this.#logs) {
-      // An outage is one line of the log, and so are the losses by it.
-      const isOfOutage = this.#isOut && line.reason === "deadline";
+      // An outage writes one line to the log, and all losses by it write one more.
+      const isOfOutage = this.#inOutage && line.reason === "deadline";
       if (!isOfOutage || !this.#isLossLogged) this.#effects.push(line);
       this.#isLossLogged ||= isOfOutage;
     }
     return this.#effects;
   }
 
-  /** One line for all of an input that are alike. */
-  #log(log: string, reason?: Reason): void {
-    const like = this.#logs.find((line) => line.log === log && line.reason === reason);
-    if (like) like.count = (like.count ?? 0) + 1;
-    else this.#logs.push({ log, reason, count: 1 });
-  }
-
-  #endByClock(answered?: number): void {
+  #endByClock(answerTo?: number): void {
     const now = this.#now;
     for (const lease of this.#leases.values()) {
-      if (holds(lease) && lease.endsAt <= now) this.#lose(lease, "at_most", lease.names);
-      else if (lives(lease) && lease.deadline <= now && lease.touched === 0) {
-        // A renewal without an answer may have come through all the same.
-        this.#lose(lease, "deadline", lease.isBeatAnswered ? [] : lease.names);
+      if (isHeld(lease) && lease.endsAt <= now) this.#markLost(lease, "at_most", lease.names);
+      else if (isLive(lease) && lease.deadline <= now && lease.rowLocks === 0) {
+        // The server may have received a renewal that got no answer.
+        this.#markLost(lease, "deadline", lease.isRenewalAnswered ? [] : lease.names);
       }
     }
-    const isLate = !this.#isDone && now >= this.#closedAt + CLOSING;
+    const isLate = !this.#hasClosed && now >= this.#closedAt + CLOSE_TIMEOUT;
     for (const call of [...this.#calls.values()]) {
-      const isOver = call.number !== answered && call.until <= now;
-      if (isLate || isOver) this.#callFailed(call, "no answer", true);
+      const isOverdue = call.number !== answerTo && call.until <= now;
+      if (isLate || isOverdue) this.#callFailed(call, "no answer", true);
     }
     if (isLate) this.#undos.clear();
     for (const lease of this.#leases.values()) {
-      const { giving } = lease;
-      if (giving && lease.call?.do !== "release" && (isLate || giving.until <= now)) {
-        this.#givenBack(lease);
+      const { release } = lease;
+      if (release && lease.call?.do !== "release" && (isLate || release.until <= now)) {
+        this.#abandonRelease(lease);
       }
     }
     for (const lease of this.#leases.values()) {
-      const isTooLate = isAsking(lease) && lease.until + LONGEST_QUEUE <= now;
-      if (isTooLate) this.#finish(lease, { error: "NoConnection" });
+      const isOverdue = isQueued(lease) && lease.until + QUEUE_TIMEOUT <= now;
+      if (isOverdue) this.#reply(lease, { error: "NoConnection" });
     }
   }
 
-  // Calls: one at a time on the connection that all share, where none waits for anybody.
+  // Calls. The shared connection has one call at a time, and none of them waits in the server.
 
-  #send(): void {
+  #sendDueCalls(): void {
     const leases = this.#all();
-    for (const lease of leases) if (waits(lease) && this.#isDue(lease)) this.#ask(lease);
+    for (const lease of leases) {
+      if (acquiresSeparately(lease) && this.#isAcquireDue(lease)) this.#sendAcquire(lease);
+    }
     for (const undo of this.#undos) {
-      const { names, holder, ttl, at, link } = undo;
-      if (!link?.call && at <= this.#now)
-        this.#start("undo", [], undo, ownLimit(ttl), { names, holder });
+      const { names, holder, ttl, dueAt, connection } = undo;
+      if (!connection?.call && dueAt <= this.#now)
+        this.#sendCall("undo", [], undo, ownLimit(ttl), { names, holder });
     }
     for (const lease of leases) {
-      if (isApart(lease) && !lease.call && lease.beatAt <= this.#now) this.#keep([lease], lease);
+      if (confirmsSeparately(lease) && !lease.call && lease.beatAt <= this.#now)
+        this.#sendRenewal([lease], lease);
     }
-    if (!this.link?.call) this.#sendShared(leases);
-    this.#endIdle();
+    if (!this.connection?.call) this.#sendOnSharedConnection(leases);
+    this.#endIfIdle();
   }
 
-  #isDue(lease: LeaseState): boolean {
-    return isAsking(lease) && lease.at <= this.#now;
+  #isAcquireDue(lease: LeaseState): boolean {
+    return isQueued(lease) && lease.dueAt <= this.#now;
   }
 
-  #sendShared(leases: readonly LeaseState[]): void {
-    const isBeat = (lease: LeaseState, by: number) =>
-      isRenewable(lease) && !isApart(lease) && lease.beatAt <= by;
-    const beats = leases.filter((lease) => isBeat(lease, this.#now));
-    const gives = leases.find((lease) => this.#isReleaseDue(lease));
-    const asks = leases.find((lease) => !waits(lease) && this.#isDue(lease));
-    // Heartbeats go first; after two of them something else has its turn.
-    if (beats.length > 0 && (this.#beats < MOST_BEATS || !(gives || asks))) {
-      this.#beats++;
-      const first = beats.reduce((first, lease) => (lease.beatAt < first.beatAt ? lease : first));
-      const goesAlong = (lease: LeaseState) =>
-        lease.ask.table === first.ask.table &&
-        !confirmsRow(lease) &&
-        isBeat(lease, this.#now + Math.floor(lease.ttl / 6));
-      const along = leases.filter(goesAlong).sort((one, other) => one.beatAt - other.beatAt);
-      this.#keep(confirmsRow(first) ? [first] : within(MOST_PAIRS, along), this);
+  #sendOnSharedConnection(leases: readonly LeaseState[]): void {
+    const due = leases.filter((lease) => isRenewable(lease) && lease.beatAt <= this.#now);
+    const release = leases.find((lease) => this.#isReleaseDue(lease));
+    const isRequest = (one: LeaseState) => !acquiresSeparately(one) && this.#isAcquireDue(one);
+    const request = leases.find(isRequest);
+    // Heartbeats go first, but after two in a row another call has its turn.
+    if (due.length > 0 && (this.#beatsInARow < MAX_BEATS_IN_A_ROW || !(release || request))) {
+      this.#beatsInARow++;
+      const first = due.reduce((first, lease) => (lease.beatAt < first.beatAt ? lease : first));
+      this.#sendRenewal(this.#renewableWith(first, leases), this);
       return;
     }
-    this.#beats = 0;
-    if (gives) this.#sendRelease(gives, leases);
-    else if (asks) this.#ask(asks);
+    this.#beatsInARow = 0;
+    if (release) this.#sendRelease(release, leases);
+    else if (request) this.#sendAcquire(request);
   }
 
-  #keep(leases: readonly LeaseState[], place: Place): void {
-    const verb = leases[0]?.ask.table === undefined ? "keep" : "keep_row";
-    this.#start(verb, leases, place, this.#limit());
+  /** Returns the leases to renew in one call with `first`: the earliest first. */
+  #renewableWith(first: LeaseState, leases: readonly LeaseState[]): readonly LeaseState[] {
+    if (confirmsRow(first)) return [first];
+    const isSoon = (lease: LeaseState) =>
+      lease.beatAt <= this.#now + Math.floor(lease.ttl / 6) &&
+      lease.request.table === first.request.table &&
+      isRenewable(lease) &&
+      !confirmsRow(lease);
+    const soon = leases.filter(isSoon).sort((one, other) => one.beatAt - other.beatAt);
+    return firstWithin(MAX_PAIRS, soon);
   }
 
-  /** Sends a call on the connection of a place, which may have to be opened. */
-  #start(
+  #sendRenewal(leases: readonly LeaseState[], owner: Sender): void {
+    const verb = leases[0]?.request.table === undefined ? "keep" : "keep_row";
+    this.#sendCall(verb, leases, owner, this.#limit());
+  }
+
+  /** Sends a call on its owner's connection, which is opened if there is none. */
+  #sendCall(
     verb: Verb,
     leases: readonly LeaseState[],
-    place: Place,
+    owner: Sender,
     limit: number,
     more: Partial<CallEffect> = {},
   ): void {
-    const open = !place.link;
-    place.link ??= { number: ++this.#lastLink, place, call: undefined, errors: 0 };
-    const { link } = place;
-    this.#links.set(link.number, link);
+    const open = !owner.connection;
+    owner.connection ??= { number: ++this.#lastConnection, owner, call: undefined, errors: 0 };
+    const { connection } = owner;
+    this.#connections.set(connection.number, connection);
     const sent = open ? undefined : this.#now;
     const until = this.#now + (open ? Math.max(limit, SHORTEST_OPENING) : limit);
     const number = ++this.#lastCall;
-    const undo = verb === "undo" ? (place as Undo) : undefined;
-    const call: Call = { number, do: verb, link, limit, leases, undo, sent, until };
+    const undo = verb === "undo" ? (owner as Undo) : undefined;
+    const call: Call = { number, do: verb, connection, limit, leases, undo, sent, until };
     this.#calls.set(number, call);
-    link.call = call;
-    if (!open) this.#isSent(call);
+    connection.call = call;
+    if (!open) this.#markSent(call);
     for (const lease of leases) lease.call = call;
-    const each = <T>(of: (lease: LeaseState) => T) =>
-      leases.flatMap((lease) => owed(lease).map(() => of(lease)));
+    const forEachName = <T>(of: (lease: LeaseState) => T) =>
+      leases.flatMap((lease) => namesToSend(lease).map(() => of(lease)));
     this.#effects.push({
       call: number,
       do: verb,
-      connection: link.number,
+      connection: connection.number,
       open,
-      names: leases.flatMap(owed),
-      tokens: each(({ token }) => token),
-      ttls: each(({ ttl }) => ttl),
+      names: leases.flatMap(namesToSend),
+      tokens: forEachName(({ token }) => token),
+      ttls: forEachName(({ ttl }) => ttl),
       limit,
-      table: leases[0]?.ask.table,
+      table: leases[0]?.request.table,
       for: leases[0]?.key,
       ...more,
     });
   }
 
-  #isSent({ do: verb, leases }: Call): void {
-    if (verb.startsWith("keep")) for (const lease of leases) lease.isBeatAnswered = false;
+  #markSent({ do: verb, leases }: Call): void {
+    if (verb.startsWith("keep")) for (const lease of leases) lease.isRenewalAnswered = false;
   }
 
-  /** A third of the smallest ttl of all that are held, and of what is asked for. */
-  #limit(least = NEVER): number {
-    for (const lease of this.#leases.values()) if (lives(lease)) least = Math.min(least, lease.ttl);
-    return Math.min(LONGEST_CALL, Math.floor(least / 3));
+  /** Returns the limit of a call: a third of `ttl` and of each live lease's ttl. */
+  #limit(ttl = NEVER): number {
+    let shortest = ttl;
+    for (const lease of this.#leases.values()) {
+      if (isLive(lease)) shortest = Math.min(shortest, lease.ttl);
+    }
+    return Math.min(LONGEST_CALL, Math.floor(shortest / 3));
   }
 
-  /** How long conflicts and releases are tried again. */
-  #patience(ttl: number): number {
-    return Math.max(LEAST_PATIENCE, this.#limit(ttl));
+  /** Returns how long conflicts and releases are retried. */
+  #retryTime(ttl: number): number {
+    return Math.max(SHORTEST_RETRY_TIME, this.#limit(ttl));
   }
 
   #pause(ttl: number): number {
     const pause = Math.min(Math.max(Math.floor(ttl / 12), SHORTEST_PAUSE), LONGEST_PAUSE);
-    return spreads(pause, this.spread);
+    return jittered(pause, this.jitter);
   }
 
   #all(): LeaseState[] {
     return [...this.#leases.values()];
   }
 
-  #those(keys: readonly string[]): LeaseState[] {
+  #known(keys: readonly string[]): LeaseState[] {
     return keys.flatMap((key) => this.#leases.get(key) ?? []);
   }
 
-  #over(call: Call): void {
+  #endCall(call: Call): void {
     this.#calls.delete(call.number);
-    call.link.call = undefined;
+    call.connection.call = undefined;
     for (const lease of call.leases) if (lease.call === call) lease.call = undefined;
   }
 
   // Connections.
 
   #callFailed(call: Call, code: string, isBroken: boolean): void {
-    this.#over(call);
+    this.#endCall(call);
     const isOpening = call.sent === undefined;
     if (isOpening && code === "no answer") code = "connect";
-    const { link } = call;
-    if (!isConflict(code) && code !== "55P03") link.errors++;
-    const isOfUse = !isOpening && !isBroken && !isOfConnection(code) && code !== "panicked";
-    // After a second error in a row, another connection.
-    if (!isOfUse || link.errors > 1 || !link.place) {
-      this.#effects.push({ cut: link.number });
-      this.#leave(link);
+    const { connection } = call;
+    if (!isLockError(code)) connection.errors++;
+    const isUseless = isOpening || isBroken || isConnectionError(code) || code === "panicked";
+    // After a second error in a row the next call opens another connection.
+    if (isUseless || connection.errors > 1 || !connection.owner) {
+      this.#effects.push({ cut: connection.number });
+      this.#forgetConnection(connection);
     }
     if (call.undo) this.#undoFailed(call.undo, code);
     else if (call.do === "acquire") this.#acquireFailed(call, code, isOpening);
@@ -568,420 +629,385 @@ export class LeaseStates implements Place {
     else this.#keepFailed(call, code, isOpening);
   }
 
-  /** Forgets a connection, which has ended. A session lease ends with it. */
-  #leave({ number, place }: Link): void {
-    this.#links.delete(number);
-    if (!place) return;
-    place.link = undefined;
-    const isLost = place instanceof LeaseState && place.ask.session && lives(place);
-    if (isLost) this.#lose(place, "session");
+  /** Forgets a connection that has ended. The session lease on it is lost. */
+  #forgetConnection({ number, owner }: ConnectionState): void {
+    this.#connections.delete(number);
+    if (!owner) return;
+    owner.connection = undefined;
+    const isLost = owner instanceof LeaseState && owner.request.session && isLive(owner);
+    if (isLost) this.#markLost(owner, "session");
   }
 
-  /** Gives up the connection of a place. */
-  #hangUp(place: Place): void {
-    const { link } = place;
-    if (!link) return;
-    place.link = link.place = undefined;
-    this.#endUnused(link);
+  /** Takes the connection from its owner, and closes it after its call. */
+  #dropConnection(owner: Sender): void {
+    const { connection } = owner;
+    if (!connection) return;
+    owner.connection = connection.owner = undefined;
+    this.#closeIfUnused(connection);
   }
 
-  #endUnused({ number, place, call }: Link): void {
-    if (place || call) return;
+  #closeIfUnused({ number, owner, call }: ConnectionState): void {
+    if (owner || call) return;
     this.#effects.push({ hangUp: number });
-    this.#links.delete(number);
+    this.#connections.delete(number);
   }
 
-  /** The shared connection ends with the last lease. Tells when a closed fence is done. */
-  #endIdle(): void {
-    const isOver = ({ state, giving }: LeaseState) => state === "lost" && !giving;
+  /** Closes the shared connection after the last lease, and reports the end of `close`. */
+  #endIfIdle(): void {
+    const hasEnded = ({ state, release }: LeaseState) => state === "lost" && !release;
     if (this.#calls.size > 0) return;
-    for (const lease of this.#leases.values()) if (!isOver(lease)) return;
-    if (this.#closedAt < NEVER && !this.#isDone) {
-      this.#isDone = true;
+    for (const lease of this.#leases.values()) if (!hasEnded(lease)) return;
+    if (this.#closedAt < NEVER && !this.#hasClosed) {
+      this.#hasClosed = true;
       this.#undos.clear();
-      for (const { place } of [...this.#links.values()]) if (place) this.#hangUp(place);
+      for (const { owner } of [...this.#connections.values()]) {
+        if (owner) this.#dropConnection(owner);
+      }
       this.#effects.push({ closed: true });
     } else if (this.#undos.size === 0) {
-      this.#hangUp(this);
+      this.#dropConnection(this);
     }
   }
 
   // Renewals.
 
-  #keepAnswered(call: Call, outcomes: readonly Outcome[]): void {
-    const all = byLease(call, outcomes);
-    const gotOn = all.some(([, of]) => of.every(([outcome]) => outcome === "kept"));
-    for (const [lease, of] of all) this.#renewal(lease, of, call, gotOn);
+  #keepAnswered(call: Call, rows: readonly Outcome[]): void {
+    const parts = byLease(call, rows);
+    const keptAny = parts.some(([, part]) => part.every(([outcome]) => outcome === "kept"));
+    for (const [lease, part] of parts) this.#takeOutcomes(lease, part, call, keptAny);
   }
 
-  /** Takes the outcomes of the names of a lease. */
-  #renewal(lease: LeaseState, of: readonly Outcome[], { sent }: Call, gotOn: boolean): void {
+  /** Applies the outcomes of the names of one lease. */
+  #takeOutcomes(
+    lease: LeaseState,
+    rows: readonly Outcome[],
+    { sent }: Call,
+    keptAny: boolean,
+  ): void {
     let [kept, gone, refused, remaining, again] = [0, 0, 0, NEVER, NEVER];
-    for (const [outcome, left, againIn] of of) {
+    for (const [outcome, left, againIn] of rows) {
       if (outcome === "kept") kept++;
       else if (outcome === "lost") gone++;
       else if (outcome === "refused") refused++;
       remaining = Math.min(remaining, left ?? NEVER);
       again = Math.min(again, againIn ?? NEVER);
     }
-    lease.isBeatAnswered = true;
-    if (!lives(lease) || (gone + refused > 0 && lease.resting > 0)) return;
-    if (kept === of.length) return this.#renewed(lease, sent as number, remaining, again);
-    if (lease.isEnding && gone === of.length) return this.#end(lease);
-    if (gone + refused > 0) {
+    const isLost = gone + refused > 0;
+    lease.isRenewalAnswered = true;
+    if (!isLive(lease) || (isLost && lease.lastTransactions > 0)) return;
+    if (kept === rows.length) return this.#extend(lease, sent as number, remaining, again);
+    if (lease.hasUncommittedRelease && gone === rows.length) return this.#markReleased(lease);
+    if (isLost) {
       const isOthers = ([outcome, , , code]: Outcome) => outcome === "refused" && code === "42501";
-      if (gone === 0 && !lease.ask.table && of.some(isOthers)) lease.advice = "other role";
-      const isRest = (_: string, i: number) => ["kept", "later"].includes(of[i]?.[0] ?? "");
-      return this.#lose(lease, gone > 0 ? "gone" : "refused", lease.names.filter(isRest));
+      if (gone === 0 && !lease.request.table && rows.some(isOthers)) lease.advice = "other role";
+      const isUnreleased = (_: string, i: number) => ["kept", "later"].includes(rows[i]?.[0] ?? "");
+      return this.#markLost(lease, gone > 0 ? "gone" : "refused", lease.names.filter(isUnreleased));
     }
-    const least = leastOf(lease, lease.deadline - this.#now);
-    const isUnclear = again === NEVER || (again === 0 && !gotOn);
+    const least = shortestInterval(lease, lease.deadline - this.#now);
+    const isUnclear = again === NEVER || (again === 0 && !keptAny);
     const pause = Math.max(isUnclear ? this.#pause(lease.ttl) : again, least);
-    lease.beatAt = this.#now + (again === 0 && gotOn ? 0 : pause);
+    // The server was out of locks: the next transaction has them again, if this call has renewed
+    // another lease.
+    lease.beatAt = this.#now + (again === 0 && keptAny ? 0 : pause);
   }
 
-  #renewed(lease: LeaseState, sent: number, remaining: number, again: number): void {
-    const [deadline, least] = [sent + trusted(remaining), leastOf(lease, remaining)];
-    lease.beatAt = sent + Math.min(Math.max(again, least), Math.floor(remaining / BEATS_PER_TTL));
+  #extend(lease: LeaseState, sent: number, left: number, again: number): void {
+    const [deadline, least] = [sent + windowOf(left), shortestInterval(lease, left)];
+    lease.beatAt = sent + Math.min(Math.max(again, least), Math.floor(left / BEATS_PER_TTL));
     if (deadline <= this.#now) return;
-    const wasHeld = holds(lease);
-    [lease.deadline, lease.state, lease.isEnding] = [deadline, "held", false];
-    if (wasHeld) return this.#event("renewed", lease);
-    if (!lease.ask.session) this.#hangUp(lease);
+    const wasHeld = isHeld(lease);
+    [lease.deadline, lease.state, lease.hasUncommittedRelease] = [deadline, "held", false];
+    if (wasHeld) return this.#emit("renewed", lease);
+    if (!lease.request.session) this.#dropConnection(lease);
     this.#acquired(lease);
   }
 
   #keepFailed({ leases }: Call, code: string, isOpening: boolean): void {
-    // What confirms a row may be wrong in itself: a name, or a value of the key.
-    const isWrong = leases.some(confirmsRow) && !passes(code);
+    const isWrong = leases.some(confirmsRow) && !isTransient(code);
     const isRefused = isWrong || (!isOpening && ["42501", "42883", "3F000"].includes(code));
-    let again = this.#now + this.#pause(smallest(leases));
-    if (code === "unsent") again = this.#now;
-    else if (code === "panicked") this.died();
-    else if (!isRefused && !this.#isOut && leases.some(lives)) {
+    let pause = this.#pause(shortestTtl(leases));
+    if (code === "unsent") pause = 0;
+    else if (code === "panicked") this.heartbeatDied();
+    else if (!isRefused && !this.#inOutage && leases.some(isLive)) {
       this.#effects.push({ log: "not renewed", code });
-      this.#isOut = true;
-      if (isOfConnection(code)) again = this.#now;
+      this.#inOutage = true;
+      if (isConnectionError(code)) pause = 0;
     }
-    for (const lease of leases.filter(lives)) {
-      lease.beatAt = again;
-      if (isRefused && lease.resting === 0) this.#lose(lease, "refused");
+    for (const lease of leases.filter(isLive)) {
+      lease.beatAt = this.#now + pause;
+      if (isRefused && lease.lastTransactions === 0) this.#markLost(lease, "refused");
     }
   }
 
   // Acquires.
 
-  #ask(lease: LeaseState): void {
+  #sendAcquire(lease: LeaseState): void {
+    const isSeparate = acquiresSeparately(lease);
     const own = ownLimit(lease.ttl);
-    // A longer one would hold back vacuum.
-    const left = Math.max(0, Math.min(lease.until - this.#now, PORTION));
-    const wait = waits(lease) && isOne(lease) ? left : 0;
-    const limit = waits(lease) ? own : Math.min(own, this.#limit());
-    const reclaim = !!lease.ask.reclaim || (lease.doubt !== undefined && reclaims(lease));
-    const place = waits(lease) ? lease : this;
-    this.#start("acquire", [lease], place, limit + wait, {
-      wait,
-      holder: lease.ask.holder,
-      reclaim,
-    });
+    const limit = isSeparate ? own : Math.min(own, this.#limit());
+    // The snapshot of a longer wait would hold back vacuum.
+    const portion = Math.max(0, Math.min(lease.until - this.#now, WAIT_PORTION));
+    const wait = isSeparate && hasOneName(lease) ? portion : 0;
+    const { holder } = lease.request;
+    const reclaim = !!lease.request.reclaim || (lease.doubt !== undefined && mayReclaim(lease));
+    const owner = isSeparate ? lease : this;
+    this.#sendCall("acquire", [lease], owner, limit + wait, { wait, holder, reclaim });
   }
 
   #acquireAnswered(call: Call, grant: Rows["acquire"] | undefined, taken: Taken = {}): void {
     const [lease] = call.leases as [LeaseState];
-    lease.isOut = false;
+    lease.inOutage = false;
     if (grant) {
       lease.doubt = undefined;
       return this.#granted(lease, grant[1], call.sent as number);
     }
     const { doubt } = lease;
-    const isOwn = doubt !== undefined && taken.holder === lease.ask.holder;
-    if (doubt && !isOwn && this.#now >= doubt.until) lease.doubt = undefined;
-    if (lease.isAnswered) return this.#leaveAcquire(lease);
-    // What its own first call was granted, whose answer was lost, is not committed yet.
-    const until = isOwn ? Math.max(lease.until, doubt.until) : lease.until;
+    // True if the lease is taken by its own first call, whose answer was lost.
+    const isByItself = doubt !== undefined && taken.holder === lease.request.holder;
+    if (doubt && !isByItself && this.#now >= doubt.until) lease.doubt = undefined;
+    if (lease.hasReply) return this.#endAcquire(lease);
+    const until = isByItself ? Math.max(lease.until, doubt.until) : lease.until;
     if (this.#now < until) {
-      const isQueued = waits(lease) && isOne(lease) && !isOwn;
-      const soon = Math.max((call.sent as number) + AFTER_PORTION, this.#now);
-      lease.at = Math.min(isQueued ? soon : this.#now + TRY_AGAIN, until);
-    } else if (isOwn) this.#finish(lease, { error: "NoAnswer", inDoubt: true });
+      const isPortion = acquiresSeparately(lease) && hasOneName(lease) && !isByItself;
+      const next = Math.max((call.sent as number) + PORTION_INTERVAL, this.#now);
+      lease.dueAt = Math.min(isPortion ? next : this.#now + RETRY_INTERVAL, until);
+    } else if (isByItself) this.#reply(lease, { error: "NoAnswer", inDoubt: true });
     else {
       const { holder, remaining, state } = taken;
       const byTime = (remaining ?? 0) > 0 ? "ttl" : "guard";
       const waitsFor = state ? (state === "uncommitted" ? "commit" : byTime) : undefined;
-      this.#finish(lease, { error: "LeaseTaken", holder, remaining, waitsFor });
+      this.#reply(lease, { error: "LeaseTaken", holder, remaining, waitsFor });
     }
   }
 
   #granted(lease: LeaseState, token: number, sent: number): void {
     [lease.token, lease.state] = [token, "confirming"];
+    // If the answer was late, a renewal on the same connection confirms the lease, and until then
+    // it may last no longer than a ttl from now.
     [lease.deadline, lease.beatAt] = [this.#now + lease.ttl, this.#now];
-    if (lease.isAnswered) return this.#giveBack(lease);
-    // The server counts from a later moment: if that was long ago, a renewal confirms it.
+    if (lease.hasReply) return this.#queueRelease(lease);
     const firstBeat = sent + Math.floor(lease.ttl / BEATS_PER_TTL);
     if (this.#now >= firstBeat) return;
-    [lease.state, lease.deadline, lease.beatAt] = ["held", sent + trusted(lease.ttl), firstBeat];
+    [lease.state, lease.deadline, lease.beatAt] = ["held", sent + windowOf(lease.ttl), firstBeat];
     this.#acquired(lease);
   }
 
   #acquired(lease: LeaseState): void {
-    lease.isTold = true;
-    lease.endsAt = this.#now + (lease.ask.atMost || NEVER);
-    this.#event("acquired", lease);
-    this.#finish(lease, { leases: [lease.key] });
+    lease.isReported = true;
+    lease.endsAt = this.#now + (lease.request.atMost || NEVER);
+    this.#emit("acquired", lease);
+    this.#reply(lease, { leases: [lease.key] });
   }
 
-  /** Answers an acquire, once. What was granted, or may be, and is nobody's, is given back. */
-  #finish(lease: LeaseState, reply: Omit<Reply, "reply">): void {
-    lease.isAnswered = true;
-    const isFailed = reply.error !== undefined;
-    const isInDoubt = isFailed && lease.doubt !== undefined && reply.error !== "LeaseTaken";
+  /** Replies to an acquire, once. A grant that is not confirmed, or in doubt, is released. */
+  #reply(lease: LeaseState, reply: Omit<Reply, "reply">): void {
+    lease.hasReply = true;
+    const hasFailed = reply.error !== undefined;
+    const isInDoubt = hasFailed && lease.doubt !== undefined && reply.error !== "LeaseTaken";
     const inDoubt = !!reply.inDoubt || isInDoubt;
     this.#effects.push({ ...reply, inDoubt, reply: lease.key });
-    if (isFailed && lives(lease)) this.#giveBack(lease);
-    if (lease.state === "asking") this.#leases.delete(lease.key);
-    if (lease.call?.do !== "acquire") this.#leaveAcquire(lease);
+    if (hasFailed && isLive(lease)) this.#queueRelease(lease);
+    if (lease.state === "acquiring") this.#leases.delete(lease.key);
+    if (lease.call?.do !== "acquire") this.#endAcquire(lease);
   }
 
-  #leaveAcquire(lease: LeaseState): void {
-    this.#undoDoubt(lease);
-    if (lease.state === "asking" || !lease.ask.session) this.#hangUp(lease);
+  /** Ends an acquire that has its reply, and no call under way. */
+  #endAcquire(lease: LeaseState): void {
+    this.#queueUndo(lease);
+    if (lease.state === "acquiring" || !lease.request.session) this.#dropConnection(lease);
   }
 
   #acquireFailed(call: Call, code: string, isOpening: boolean): void {
     const [lease] = call.leases as [LeaseState];
-    const { until, ask } = lease;
-    const isDoubt = !isOpening && !ask.session && isDoubtful(code);
-    if (isDoubt) lease.doubt = { sent: call.sent as number, until: (call.sent ?? 0) + call.limit };
-    if (lease.isAnswered) return this.#leaveAcquire(lease);
-    lease.at = this.#now;
+    if (!isOpening && !lease.request.session && leavesDoubt(code))
+      lease.doubt = { sent: call.sent as number, until: (call.sent ?? 0) + call.limit };
+    if (lease.hasReply) return this.#endAcquire(lease);
+    lease.dueAt = this.#now;
+    // The lease is still due, and is sent on another connection.
     if (code === "unsent") return;
     lease.tries++;
     const { tries, doubt } = lease;
-    const patient = Math.max(until, lease.begun + this.#patience(lease.ttl));
-    const end = isConflict(code) ? patient : until;
-    const longest = isConflict(code) ? TRY_AGAIN : longestWait(lease.ttl);
-    // Nobody else's grant would be taken over: what there may be is undone, or ends at its ttl.
-    const isStuck = doubt !== undefined && !reclaims(lease);
-    const mayPass = isConflict(code) || isOfConnection(code);
-    if (doubt && reclaims(lease) && tries === 1 && isOfConnection(code)) return;
-    if (!mayPass || isStuck || this.#now >= end) {
-      this.#finish(lease, notGranted(code, isOpening && !doubt));
+    let [until, longest] = [lease.until, longestBackoff(lease.ttl)];
+    const [isConflict, isOutage] = [isConflictError(code), isConnectionError(code)];
+    if (isConflict) {
+      until = Math.max(until, lease.requestedAt + this.#retryTime(lease.ttl));
+      longest = RETRY_INTERVAL;
+    }
+    if (doubt && mayReclaim(lease) && tries === 1 && isOutage) return;
+    // A retry in doubt reclaims, so it must not take over the grant of another client.
+    const mayPass = (isConflict || isOutage) && (mayReclaim(lease) || !doubt);
+    if (!mayPass || this.#now >= until) {
+      this.#reply(lease, notGranted(code, isOpening && !doubt));
       return;
     }
-    if (!isConflict(code)) {
-      // An outage is told once, however many wait for its end.
-      const isKnown = this.#all().some(({ isOut }) => isOut);
-      if (!isKnown) this.#effects.push({ log: "not acquired", key: lease.key, code });
-      lease.isOut = true;
+    if (isOutage) {
+      // One line of the log for an outage, however many acquires wait for its end.
+      const isLogged = this.#all().some(({ inOutage }) => inOutage);
+      if (!isLogged) this.#effects.push({ log: "not acquired", key: lease.key, code });
+      lease.inOutage = true;
     }
-    const pause = spreads(growing(FIRST_RETRY, tries - 1, longest), this.spread);
-    lease.at = this.#now + Math.min(pause, Math.max(1, end - this.#now));
+    const pause = jittered(backoff(FIRST_RETRY, tries - 1, longest), this.jitter);
+    lease.dueAt = this.#now + Math.min(pause, Math.max(1, until - this.#now));
   }
 
-  /** Has what may have been granted be released, if the holder is nobody else's. */
-  #undoDoubt(lease: LeaseState): void {
-    const { doubt, names, ttl, ask } = lease;
-    if (!doubt || ask.named || this.#isDone) return;
-    const [at, tries, link] = [this.#now, 0, undefined];
-    this.#undos.add({ ...doubt, names, holder: ask.holder, ttl, at, tries, link });
+  /** Queues the release of a grant in doubt, if no other client can have the same holder. */
+  #queueUndo(lease: LeaseState): void {
+    const { doubt, names, ttl, request } = lease;
+    if (!doubt || request.named || this.#hasClosed) return;
+    const [dueAt, tries, connection] = [this.#now, 0, undefined];
+    this.#undos.add({ ...doubt, names, holder: request.holder, ttl, dueAt, tries, connection });
     lease.doubt = undefined;
   }
 
   #undoAnswered(undo: Undo, released: number): void {
     undo.tries++;
-    // The call that it is about may still come.
-    undo.at = Math.min(this.#now + TRY_AGAIN, undo.until);
-    if (released > 0 || this.#now >= undo.until) this.#forget(undo);
+    undo.dueAt = Math.min(this.#now + RETRY_INTERVAL, undo.until);
+    // Until then the server may still carry out the acquire.
+    if (released > 0 || this.#now >= undo.until) this.#endUndo(undo);
   }
 
   #undoFailed(undo: Undo, code: string): void {
     undo.tries++;
-    const pause = spreads(growing(FIRST_RETRY, undo.tries - 1, LONGEST_PAUSE), this.spread);
-    undo.at = this.#now + (code === "unsent" ? 0 : pause);
-    const mayPass = passes(code) || code === "panicked";
-    if (!mayPass || undo.at >= undo.sent + undo.ttl) this.#forget(undo);
+    const pause = jittered(backoff(FIRST_RETRY, undo.tries - 1, LONGEST_PAUSE), this.jitter);
+    undo.dueAt = this.#now + (code === "unsent" ? 0 : pause);
+    const mayPass = isTransient(code) || code === "panicked";
+    if (!mayPass || undo.dueAt >= undo.sent + undo.ttl) this.#endUndo(undo);
   }
 
-  #forget(undo: Undo): void {
+  #endUndo(undo: Undo): void {
     this.#undos.delete(undo);
-    this.#hangUp(undo);
+    this.#dropConnection(undo);
   }
 
-  // What is given back, in the order in which it was asked for.
+  // Releases, in the order of the leases.
 
-  #giveBack(lease: LeaseState, isInDoubt = lease.isEnding || rests(lease)): void {
-    const until = this.#now + this.#patience(lease.ttl);
-    lease.giving = { at: this.#now, until, tries: 0, isInDoubt, isAlone: isInDoubt };
+  #queueRelease(
+    lease: LeaseState,
+    isInDoubt = lease.hasUncommittedRelease || isInTransaction(lease),
+  ): void {
+    const until = this.#now + this.#retryTime(lease.ttl);
+    lease.release = { dueAt: this.#now, until, tries: 0, isInDoubt, isAlone: isInDoubt };
     if (lease.state !== "lost") lease.state = "releasing";
-    this.#queue(lease);
-    if (!lease.ask.session) this.#hangUp(lease);
+    this.#moveToEnd(lease);
+    if (!lease.request.session) this.#dropConnection(lease);
   }
 
-  /** Puts it behind the others. */
-  #queue(lease: LeaseState): void {
+  #moveToEnd(lease: LeaseState): void {
     this.#leases.delete(lease.key);
     this.#leases.set(lease.key, lease);
   }
 
+  /** Sends the queued releases in one call, those of rows in one call for each table. */
   #sendRelease(first: LeaseState, leases: readonly LeaseState[]): void {
-    const isLike = ({ giving, ask }: LeaseState) =>
-      !giving?.isAlone && ask.table === first.ask.table;
-    const isDue = (lease: LeaseState) => this.#isReleaseDue(lease) && isLike(lease);
-    const all = first.giving?.isAlone ? [first] : within(MOST_RELEASED, leases.filter(isDue));
-    // From here on they are tried again together.
-    const givings = all.flatMap(({ giving }) => giving ?? []);
-    const until = Math.min(...givings.map((giving) => giving.until));
-    const isInDoubt = givings.some((giving) => giving.isInDoubt);
-    for (const giving of givings)
-      Object.assign(giving, { until, isInDoubt, tries: first.giving?.tries });
-    // If it is tried again, others go first.
-    for (const lease of all) this.#queue(lease);
-    // The connection of a session lease serves if there is no shared one.
-    const isIdle = first.ask.session && first.link && !first.link.call;
-    const isOwn = isIdle && !this.link && all.length === 1;
-    const limit = Math.min(this.#limit(), ownLimit(smallest(all)));
-    this.#start("release", all, isOwn ? first : this, limit);
+    const mayJoin = (lease: LeaseState) =>
+      this.#isReleaseDue(lease) &&
+      !lease.release?.isAlone &&
+      lease.request.table === first.request.table;
+    const joined = first.release?.isAlone
+      ? [first]
+      : firstWithin(MAX_RELEASED_NAMES, leases.filter(mayJoin));
+    // From here on they are retried together.
+    const releases = joined.flatMap(({ release }) => release ?? []);
+    const until = Math.min(...releases.map((release) => release.until));
+    const isInDoubt = releases.some((release) => release.isInDoubt);
+    for (const release of releases)
+      Object.assign(release, { until, isInDoubt, tries: first.release?.tries });
+    // A retry comes after the other releases.
+    for (const lease of joined) this.#moveToEnd(lease);
+    // Without a shared connection a session lease is released on its own, unless a renewal that
+    // confirms the lease is under way there.
+    const isIdle = first.request.session && first.connection && !first.connection.call;
+    const isOwn = isIdle && !this.connection && joined.length === 1;
+    const limit = Math.min(this.#limit(), ownLimit(shortestTtl(joined)));
+    this.#sendCall("release", joined, isOwn ? first : this, limit);
   }
 
-  #isReleaseDue({ giving, call }: LeaseState): boolean {
-    return giving !== undefined && giving.at <= this.#now && call?.do !== "release";
+  #isReleaseDue({ release, call }: LeaseState): boolean {
+    return release !== undefined && release.dueAt <= this.#now && call?.do !== "release";
   }
 
-  #releaseAnswered(call: Call, closing: readonly Rows["release"][]): void {
-    for (const [lease, of] of byLease(call, closing)) {
-      const isGone = of.includes(null);
-      const isKnown = !lease.giving?.isInDoubt && lease.ask.table === undefined;
-      const isLoss = isGone && isKnown && this.#now < lease.deadline;
-      lease.giving = undefined;
+  #releaseAnswered(call: Call, rows: readonly Rows["release"][]): void {
+    for (const [lease, part] of byLease(call, rows)) {
+      const isGone = part.includes(null);
+      const hasSession = !lease.request.session || lease.connection !== undefined;
+      const isKnown = !lease.release?.isInDoubt && lease.request.table === undefined && hasSession;
+      lease.release = undefined;
       if (lease.state === "lost") this.#forgetLease(lease);
-      else if (isLoss && (!lease.ask.session || lease.link)) {
-        this.#lose(lease, "gone");
+      else if (isGone && isKnown && this.#now < lease.deadline) {
+        this.#markLost(lease, "gone");
         this.#forgetLease(lease);
-      } else this.#end(lease);
+      } else this.#markReleased(lease);
     }
   }
 
-  /** The server keeps the lease until its ttl. */
-  #givenBack(lease: LeaseState): void {
-    lease.giving = undefined;
+  /** Ends a release without an answer: the server keeps the lease until its ttl. */
+  #abandonRelease(lease: LeaseState): void {
+    lease.release = undefined;
     if (lease.state === "lost") return this.#forgetLease(lease);
     this.#log("not released");
-    this.#end(lease, "unconfirmed");
+    this.#markReleased(lease, "unconfirmed");
   }
 
   #releaseFailed({ leases }: Call, code: string, isOpening: boolean): void {
-    const isLost = isOfConnection(code);
-    // An error of the statement may be of one of them.
-    const isOfOne = leases.length > 1 && !isOpening && !isLost;
-    const mayPass = isOfOne || isLost || code === "55P03" || isConflict(code);
+    const isDisconnected = isConnectionError(code);
+    // The error of a statement may be caused by one lease of several.
+    const splits = leases.length > 1 && !isOpening && !isDisconnected;
+    const mayPass = splits || isDisconnected || isLockError(code);
     for (const lease of leases) {
-      const giving = lease.giving as Giving;
-      giving.isInDoubt ||= !isOpening && isDoubtful(code);
-      if (!mayPass || this.#now >= giving.until) {
-        this.#givenBack(lease);
+      const release = lease.release as Release;
+      release.isInDoubt ||= !isOpening && leavesDoubt(code);
+      if (!mayPass || this.#now >= release.until) {
+        this.#abandonRelease(lease);
         continue;
       }
-      // At once if the connection had only ended before, and one by one if one is in the way.
-      if (isOfOne) {
-        giving.isAlone = true;
-        this.#queue(lease);
+      if (splits) {
+        release.isAlone = true;
+        this.#moveToEnd(lease);
       }
-      const isFirst = ++giving.tries === 1 && isLost;
-      const quarter = Math.floor((giving.until - this.#now) / 4);
-      const isSoon = isFirst || isOfOne || code === "unsent";
-      giving.at = this.#now + (isSoon ? 0 : Math.max(SHORTEST_PAUSE, quarter));
+      // Retried at once if the connection had ended, and one by one if a lease caused the error.
+      const isFirst = ++release.tries === 1 && isDisconnected;
+      const pause = Math.max(SHORTEST_PAUSE, Math.floor((release.until - this.#now) / 4));
+      release.dueAt = this.#now + (isFirst || splits || code === "unsent" ? 0 : pause);
     }
   }
 
   // Ends.
 
-  #lose(lease: LeaseState, reason: Reason, rest: readonly string[] = []): void {
-    [lease.state, lease.reason, lease.rest] = ["lost", reason, rest];
-    if (lease.isTold) {
+  #markLost(lease: LeaseState, reason: Reason, unreleased: readonly string[] = []): void {
+    [lease.state, lease.reason, lease.unreleased] = ["lost", reason, unreleased];
+    if (lease.isReported) {
       this.#log("lost", reason);
-      return this.#event("lost", lease);
+      return this.#emit("lost", lease);
     }
-    if (rest.length > 0) this.#giveBack(lease);
+    if (unreleased.length > 0) this.#queueRelease(lease);
     else this.#forgetLease(lease);
     const { advice } = lease;
-    if (!lease.isAnswered) this.#finish(lease, { error: "LeaseLost", reason, advice });
+    if (!lease.hasReply) this.#reply(lease, { error: "LeaseLost", reason, advice });
   }
 
-  #end(lease: LeaseState, reason?: Reason): void {
+  #markReleased(lease: LeaseState, reason?: Reason): void {
     [lease.state, lease.reason] = ["released", reason];
     this.#forgetLease(lease);
-    if (lease.isTold) this.#event("released", lease);
+    if (lease.isReported) this.#emit("released", lease);
   }
 
   #forgetLease(lease: LeaseState): void {
     this.#leases.delete(lease.key);
-    this.#hangUp(lease);
+    this.#dropConnection(lease);
   }
 
-  #event(event: EventEffect["event"], lease: LeaseState): void {
+  #emit(event: EventEffect["event"], lease: LeaseState): void {
     const { key, token, reason, advice } = lease;
-    const remaining = holds(lease) ? lease.deadline - this.#now : 0;
+    const remaining = isHeld(lease) ? lease.deadline - this.#now : 0;
     this.#effects.push({ event, key, token, remaining, reason, advice });
   }
-}
 
-/** The rows of an answer, one for each name. */
-function byLease<R>({ leases }: Call, rows: readonly R[]) {
-  let at = 0;
-  return leases.map((lease) => {
-    const from = at;
-    at += owed(lease).length;
-    return [lease, rows.slice(from, at)] as const;
-  });
-}
-
-const smallest = (leases: readonly LeaseState[]) =>
-  leases.reduce((least, { ttl }) => Math.min(least, ttl), NEVER);
-
-/** As many as have no more names than that together, and one in any case. */
-function within(most: number, leases: readonly LeaseState[]): readonly LeaseState[] {
-  let count = 0;
-  const isOver = (lease: LeaseState, i: number) => {
-    count += owed(lease).length;
-    return count > most && i > 0;
-  };
-  const end = leases.findIndex(isOver);
-  return end < 0 ? leases : leases.slice(0, end);
-}
-
-/** The part of a span that is believed: the server counts from a later moment, by another clock. */
-const trusted = (span: number) => span - Math.ceil(span / 50);
-/** The limit of an acquire, a release or an undo that has no shorter lease beside it. */
-const ownLimit = (ttl: number) =>
-  Math.min(Math.max(Math.floor(ttl / 3), LEAST_PATIENCE), LONGEST_CALL);
-const growing = (first: number, tries: number, longest: number) =>
-  Math.min(first * 2 ** tries, longest);
-const longestWait = (ttl: number) =>
-  Math.min(Math.max(Math.floor(ttl / 3), SHORTEST_WAIT), LONGEST_PAUSE);
-const spreads = (pause: number, spread: number) => pause - Math.floor((pause * spread) / 4000);
-
-/** Another connection may help. */
-const isOfConnection = (code: string) =>
-  /^(connect|unsent|ended|no answer|25006|53300|08.*|57P0.*)$/.test(code);
-/** The statement may have been carried out all the same. */
-const isDoubtful = (code: string) =>
-  /^(unreadable|panicked)$/.test(code) ||
-  (isOfConnection(code) && !/^(unsent|25006|53300)$/.test(code));
-/** A statement fails for no longer than a while, as on a standby. */
-export const passes = (code: string) =>
-  /^(25|40|53|55P03|57|58)/.test(code) || isOfConnection(code);
-const isConflict = (code: string) => code === "40001" || code === "40P01";
-
-function notGranted(code: string, isOpening: boolean): Told {
-  const sqlstate = /^[0-9A-Z]{5}$/.test(code) ? code : undefined;
-  if (isOpening) return { error: "NoConnection", sqlstate };
-  if (isOfConnection(code) || isDoubtful(code)) return { error: "NoAnswer", sqlstate };
-  const errors: Record<string, string> = {
-    42501: "NotGranted",
-    42883: "NotInstalled",
-    "3F000": "NotInstalled",
-  };
-  return { error: errors[code] ?? "Refused", sqlstate };
+  /** Writes one line for all equal ones of a step, with their count. */
+  #log(log: string, reason?: Reason): void {
+    const equal = this.#logs.find((line) => line.log === log && line.reason === reason);
+    if (equal) equal.count = (equal.count ?? 0) + 1;
+    else this.#logs.push({ log, reason, count: 1 });
+  }
 }
 
 export type LeadEffect =
@@ -991,28 +1017,25 @@ export type LeadEffect =
   | { readonly log: string; readonly code: string }
   | { readonly event: "interrupted"; readonly code: string };
 
-const PASSES =
-  /^(LeaseLost|LeaseTaken|TransactionLost|ConnectionLost|NoAnswer|NoConnection|transient)$/;
-
-/** One who leads, or waits to. */
+/** The state of one `lead`. */
 export class LeadState {
-  #state: "asking" | "leading" | "pausing" | "ended" = "asking";
+  #state: "acquiring" | "leading" | "pausing" | "ended" = "acquiring";
   #failures = 0;
-  #at = 0;
-  #since = 0;
+  #resumeAt = 0;
+  #leadingSince = 0;
 
   constructor(
     readonly ttl: number,
-    readonly spread: number,
+    readonly jitter: number,
   ) {}
 
   start(): LeadEffect[] {
-    this.#state = "asking";
+    this.#state = "acquiring";
     return [{ lead: "acquire" }];
   }
 
   granted(now: number): LeadEffect[] {
-    [this.#state, this.#since] = ["leading", now];
+    [this.#state, this.#leadingSince] = ["leading", now];
     return [{ lead: "work" }];
   }
 
@@ -1020,38 +1043,107 @@ export class LeadState {
     return this.#end("");
   }
 
-  /** The cause is the kind of the error. Lost: the lease is, whatever the error says. */
+  /** A loss of the lease leads to another acquire, whatever the work's error is. */
   workFailed(now: number, cause: string, isLost: boolean): LeadEffect[] {
-    if (!isLost && !PASSES.test(cause)) return this.#end("work failed");
-    if (now - this.#since >= Math.min(this.ttl, 60_000)) this.#failures = 0;
-    return this.#again(now, cause, true);
+    if (!isLost && !TRANSIENT.test(cause)) return this.#end("work failed");
+    if (now - this.#leadingSince >= Math.min(this.ttl, 60_000)) this.#failures = 0;
+    return this.#pause(now, cause, true);
   }
 
   notGranted(now: number, cause: string): LeadEffect[] {
-    return PASSES.test(cause) ? this.#again(now, cause, false) : this.#end(cause);
+    return TRANSIENT.test(cause) ? this.#pause(now, cause, false) : this.#end(cause);
   }
 
-  /** Lets the work end by itself. */
+  /** Ends at once, unless it leads: then it ends when the work is done. */
   stop(): LeadEffect[] {
     return this.#state === "leading" ? [] : this.#end("");
   }
 
   tick(now: number): LeadEffect[] {
-    return this.#state === "pausing" && now >= this.#at ? this.start() : [];
+    return this.#state === "pausing" && now >= this.#resumeAt ? this.start() : [];
   }
 
-  /** After a pause, which grows. An outage is one line of the log, and an event if it has led. */
-  #again(now: number, code: string, hasLed: boolean): LeadEffect[] {
-    const told: LeadEffect[] = this.#failures > 0 ? [] : [{ log: "leads no more", code }];
-    if (told.length > 0 && hasLed) told.push({ event: "interrupted", code });
+  /** Acquires again after a growing pause. An outage writes one line to the log, and emits one
+   * event if this process has led. */
+  #pause(now: number, code: string, hasLed: boolean): LeadEffect[] {
+    const effects: LeadEffect[] = [];
+    if (this.#failures === 0) {
+      effects.push({ log: "leads no more", code });
+      if (hasLed) effects.push({ event: "interrupted", code });
+    }
     const shortest = Math.max(Math.floor(this.ttl / 12), SHORTEST_PAUSE);
-    const pause = spreads(growing(shortest, this.#failures++, longestWait(this.ttl)), this.spread);
-    [this.#state, this.#at] = ["pausing", now + pause];
-    return [...told, { lead: "pause", pause }];
+    const longest = longestBackoff(this.ttl);
+    const pause = jittered(backoff(shortest, this.#failures++, longest), this.jitter);
+    [this.#state, this.#resumeAt] = ["pausing", now + pause];
+    return [...effects, { lead: "pause", pause }];
   }
 
   #end(code: string): LeadEffect[] {
     this.#state = "ended";
     return [{ lead: "end", code }];
   }
+}
+
+/** The errors after which a leader acquires again. */
+const TRANSIENT =
+  /^(LeaseLost|LeaseTaken|TransactionLost|ConnectionLost|NoAnswer|NoConnection|transient)$/;
+
+/** Returns the leases of a call, each with its rows, of which there is one for each name. */
+function byLease<R>({ leases }: Call, rows: readonly R[]) {
+  let end = 0;
+  return leases.map((lease) => {
+    const start = end;
+    end += namesToSend(lease).length;
+    return [lease, rows.slice(start, end)] as const;
+  });
+}
+
+const shortestTtl = (leases: readonly LeaseState[]) =>
+  leases.reduce((shortest, { ttl }) => Math.min(shortest, ttl), NEVER);
+
+/** Returns the first leases that have together at most `most` names, and at least one lease. */
+function firstWithin(most: number, leases: readonly LeaseState[]): readonly LeaseState[] {
+  let count = 0;
+  const exceeds = (lease: LeaseState, i: number) => {
+    count += namesToSend(lease).length;
+    return count > most && i > 0;
+  };
+  const end = leases.findIndex(exceeds);
+  return end < 0 ? leases : leases.slice(0, end);
+}
+
+/** Returns the part of a span that the client trusts: the server counts it by another clock. */
+const windowOf = (span: number) => span - Math.ceil(span / 50);
+/** Returns the limit of an acquire, a release or an undo without regard to other leases. */
+const ownLimit = (ttl: number) =>
+  Math.min(Math.max(Math.floor(ttl / 3), SHORTEST_RETRY_TIME), LONGEST_CALL);
+const backoff = (first: number, tries: number, longest: number) =>
+  Math.min(first * 2 ** tries, longest);
+const longestBackoff = (ttl: number) =>
+  Math.min(Math.max(Math.floor(ttl / 3), SHORTEST_WAIT), LONGEST_PAUSE);
+const jittered = (pause: number, jitter: number) => pause - Math.floor((pause * jitter) / 4000);
+
+/** True if a call on another connection may succeed. */
+const isConnectionError = (code: string) =>
+  /^(connect|unsent|ended|no answer|25006|53300|08.*|57P0.*)$/.test(code);
+/** True if the server may have carried out the statement. */
+const leavesDoubt = (code: string) =>
+  /^(unreadable|panicked)$/.test(code) ||
+  (isConnectionError(code) && !/^(unsent|25006|53300)$/.test(code));
+const isConflictError = (code: string) => code === "40001" || code === "40P01";
+/** True if the same statement may succeed later, as on a standby that is promoted. */
+export const isTransient = (code: string) =>
+  /^(25|40|53|55P03|57|58)/.test(code) || isConnectionError(code);
+const isLockError = (code: string) => code === "55P03" || isConflictError(code);
+
+function notGranted(code: string, isOpening: boolean): ReplyError {
+  const sqlstate = /^[0-9A-Z]{5}$/.test(code) ? code : undefined;
+  if (isOpening) return { error: "NoConnection", sqlstate };
+  if (isConnectionError(code) || leavesDoubt(code)) return { error: "NoAnswer", sqlstate };
+  const errors: Record<string, string> = {
+    42501: "NotGranted",
+    42883: "NotInstalled",
+    "3F000": "NotInstalled",
+  };
+  return { error: errors[code] ?? "Refused", sqlstate };
 }

@@ -1,5 +1,5 @@
 import type { Holding } from "./heartbeat.js";
-import type { Ask, CallEffect } from "./lease_state.js";
+import type { CallEffect, LeaseRequest } from "./lease_state.js";
 
 /** A statement in autocommit, and its parameters: as text, with a cast beside each, whatever a
  * driver makes of numbers and lists. */
@@ -47,7 +47,7 @@ export const tableOf = (table: string, key: Key, fence = "fence", deadline = "he
   JSON.stringify([table, list(Object.keys(key)), fence, deadline]);
 const rowsOf = (table: string, keys: readonly string[], tokens: readonly number[]) =>
   [...(JSON.parse(table) as string[]), list(keys), list(tokens)] as const;
-const rowOf = ({ ask: { table = "", names }, token }: Holding) => rowsOf(table, names, [token]);
+const rowOf = ({ request: { table = "", names }, token }: Holding) => rowsOf(table, names, [token]);
 
 /** Statements that call the extension's functions, in its schema if that is named. */
 export class Statements {
@@ -62,16 +62,16 @@ export class Statements {
   }
 
   /** What a call sends; an acquire, what is asked for. */
-  of(call: CallEffect, ask: Ask | undefined): Statement {
-    if (call.do === "acquire") return this.#acquire(call, ask as Ask);
+  of(call: CallEffect, request: LeaseRequest | undefined): Statement {
+    if (call.do === "acquire") return this.#acquire(call, request as LeaseRequest);
     if (call.do === "undo") return this.#undo(call);
     return call.do === "release" ? this.#release(call) : this.#keep(call);
   }
 
   /** One try, or a portion of a wait. */
-  #acquire({ names, holder, wait, reclaim }: CallEffect, ask: Ask): Statement {
-    const { metadata = null, shared = false, slots = 1, session = false } = ask;
-    const [all, ttl] = [[list(names), String(holder)] as const, interval(ask.ttl)];
+  #acquire({ names, holder, wait, reclaim }: CallEffect, request: LeaseRequest): Statement {
+    const { metadata = null, shared = false, slots = 1, session = false } = request;
+    const [all, ttl] = [[list(names), String(holder)] as const, interval(request.ttl)];
     if (names.length !== 1) {
       const text = `SELECT granted, taken.* FROM lease_acquire_all($1::text[], $2::text,
         $3::text::interval, $4::text::jsonb, $5::text::boolean) ${TAKEN}`;

@@ -200,7 +200,7 @@ class Guard<Tx> {
       throw told;
     } finally {
       if (this.#isResting) of.heartbeat.last(of.holdings, ends);
-      if (this.#isTouching) of.heartbeat.touches(this.#rows, false);
+      if (this.#isTouching) of.heartbeat.rowUnlocked(this.#rows);
       for (const { aborts } of this.#held) aborts.signal.removeEventListener("abort", this.#cut);
       transaction.leave();
     }
@@ -221,7 +221,7 @@ class Guard<Tx> {
       if (count === 0) throw this.#gone(row.names, row);
     }
     this.#isTouching = this.#rows.length > 0;
-    if (this.#isTouching) heartbeat.touches(this.#rows, true);
+    if (this.#isTouching) heartbeat.rowLocked(this.#rows);
     if (this.#pairs.length > 0)
       await this.transaction.count(heartbeat.statements.guard(this.#pairs));
     this.#check();

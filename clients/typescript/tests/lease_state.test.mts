@@ -16,30 +16,33 @@ type Step = Record<"held" | "deadline" | "next_beat", Record<string, any> | unde
   wake?: number;
 };
 
-/** Writes out the shorthands of lists. */
-function whole(some: any): any {
-  if (!Array.isArray(some)) return some;
-  return some.flatMap((one) => {
-    if (typeof one?.count !== "number") return [whole(one)];
+/** Expands the shorthands of lists. */
+function expanded(value: any): any {
+  if (!Array.isArray(value)) return value;
+  return value.flatMap((one) => {
+    if (typeof one?.count !== "number") return [expanded(one)];
     return Array.from({ length: one.count }, (_, i) => one.each ?? `${one.prefix}${i}`);
   });
 }
 
 const snake = (name: string) => name.replace(/[A-Z]/g, (letter) => `_${letter.toLowerCase()}`);
 const camel = (name: string) => name.replace(/_(.)/g, (_, letter) => letter.toUpperCase());
-const renamed = (of: Fields, how: (name: string) => string) =>
-  Object.fromEntries(Object.entries(of).map(([name, value]) => [how(name), whole(value)]));
+const renamed = (fields: Fields, rename: (name: string) => string) =>
+  Object.fromEntries(
+    Object.entries(fields).map(([name, value]) => [rename(name), expanded(value)]),
+  );
 
-/** All that is expected is there; what is missing counts as 0, false or empty. */
-function isLike(is: Fields, expected: Fields): boolean {
+/** Returns true if the actual fields equal the expected ones. A missing field counts as 0, false or
+ * empty, and other actual fields are ignored. */
+function matches(actual: Fields, expected: Fields): boolean {
   return Object.entries(expected).every(([field, value]) => {
     if (typeof value?.length === "number" && !Array.isArray(value) && typeof value !== "string") {
-      return is[field]?.length === value.length;
+      return actual[field]?.length === value.length;
     }
     const empty = Array.isArray(value)
       ? []
       : { string: "", number: 0, boolean: false }[typeof value as "string"];
-    return JSON.stringify(is[field] ?? empty) === JSON.stringify(whole(value));
+    return JSON.stringify(actual[field] ?? empty) === JSON.stringify(expanded(value));
   });
 }
 
@@ -48,7 +51,7 @@ function lead(
   now: number,
   { what, cause, lost = false }: Fields,
 ): readonly object[] {
-  const does: Record<string, () => object[]> = {
+  const inputs: Record<string, () => object[]> = {
     start: () => leader.start(),
     granted: () => leader.granted(now),
     "work done": () => leader.workDone(),
@@ -57,29 +60,29 @@ function lead(
     stop: () => leader.stop(),
     tick: () => leader.tick(now),
   };
-  return does[what]!();
+  return inputs[what]!();
 }
 
-function input(states: LeaseStates, what: string, of: any): void {
-  const does: Record<string, () => void> = {
-    acquire: () => states.acquire(of),
-    keep_row: () => states.acquire({ ...of, names: [of.key] }),
-    give_up: () => states.giveUp(of.id),
-    release: () => states.release(of.key),
-    check: () => states.check(of.key),
-    last_transaction: () => states.last(of.keys, of.stage),
-    row_locked: () => states.touches([of.key], true),
-    row_unlocked: () => states.touches([of.key], false),
-    suspect: () => states.suspect(of.keys),
+function input(states: LeaseStates, what: string, fields: any): void {
+  const inputs: Record<string, () => void> = {
+    acquire: () => states.acquire(fields),
+    keep_row: () => states.acquire({ ...fields, names: [fields.key] }),
+    give_up: () => states.giveUp(fields.id),
+    release: () => states.release(fields.key),
+    check: () => states.check(fields.key),
+    last_transaction: () => states.lastTransaction(fields.keys, fields.stage),
+    row_locked: () => states.rowLocked([fields.key]),
+    row_unlocked: () => states.rowUnlocked([fields.key]),
+    suspect: () => states.suspect(fields.keys),
     close: () => states.close(),
-    heartbeat_died: () => states.died(),
+    heartbeat_died: () => states.heartbeatDied(),
     tick: () => {},
-    sent: () => states.sent(of.call),
-    answer: () => states.answered(of.call, of.rows ?? [], of.taken),
-    failed: () => states.failed(of.call, of.code, of.broken),
-    disconnected: () => states.disconnected(of.connection),
+    sent: () => states.sent(fields.call),
+    answer: () => states.answered(fields.call, fields.rows ?? [], fields.taken),
+    failed: () => states.failed(fields.call, fields.code, fields.broken),
+    disconnected: () => states.disconnected(fields.connection),
   };
-  does[what]!();
+  inputs[what]!();
 }
 
 function play({ jitter = 0, steps }: { jitter?: number; steps: Step[] }): void {
@@ -90,28 +93,30 @@ function play({ jitter = 0, steps }: { jitter?: number; steps: Step[] }): void {
     const { at } = step;
     const [[what, raw]] = Object.entries(step.in) as [[string, Fields]];
     assert.ok((raw.call ?? 0) <= calls, `step ${i} at ${at}: never sent`);
-    const of = renamed(raw, camel);
+    const fields = renamed(raw, camel);
     let out: readonly object[] = [];
     if (what === "lead") {
       leader ??= new LeadState(raw.ttl, jitter);
       out = lead(leader, at, raw);
-    } else if (what !== "nothing") out = states.step(at, () => input(states, what, of), raw.call);
+    } else if (what !== "nothing")
+      out = states.step(at, () => input(states, what, fields), raw.call);
     calls += out.filter((effect) => "call" in effect).length;
-    const told = out.map((effect) => renamed(effect, snake));
-    const is = `step ${i} at ${at}: ${JSON.stringify(told)}`;
+    const effects = out.map((effect) => renamed(effect, snake));
+    const message = `step ${i} at ${at}: ${JSON.stringify(effects)}`;
     assert.ok(
-      told.length === step.out.length && told.every((effect, i) => isLike(effect, step.out[i]!)),
-      is,
+      effects.length === step.out.length &&
+        effects.every((effect, i) => matches(effect, step.out[i]!)),
+      message,
     );
     for (const [key, value] of Object.entries(step.held ?? {}))
-      assert.equal(states.remaining(at, key) > 0, value, `${is} held`);
+      assert.equal(states.remaining(at, key) > 0, value, `${message} held`);
     for (const [key, value] of Object.entries(step.deadline ?? {}))
-      assert.equal(states.lease(key)?.deadline, value, `${is} deadline`);
+      assert.equal(states.lease(key)?.deadline, value, `${message} deadline`);
     for (const [key, value] of Object.entries(step.next_beat ?? {}))
-      assert.equal(states.lease(key)?.beatAt, value, `${is} next beat`);
+      assert.equal(states.lease(key)?.beatAt, value, `${message} next beat`);
     const wake = states.wake(at);
     if (step.wake !== undefined)
-      assert.equal(wake === NEVER ? 2 ** 53 : wake, step.wake, `${is} wake`);
+      assert.equal(wake === NEVER ? 2 ** 53 : wake, step.wake, `${message} wake`);
   }
 }
 
