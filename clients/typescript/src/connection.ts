@@ -4,27 +4,28 @@ import type { Statement } from "./statements.js";
 /** The columns of a row, in their order, as the server writes them. */
 export type Row = readonly (string | null)[];
 
-/** An open connection of the fence's own, on either driver. It does not keep the process alive. */
+/** An open connection of the heartbeat, on either driver. It does not keep the process alive. */
 export interface Session {
   readonly role: string | undefined;
   /** Runs a statement in autocommit. */
   rows(statement: Statement): Promise<readonly Row[]>;
   end(): Promise<unknown>;
-  /** Ends it at once, whatever hangs on it. */
+  /** Ends the connection at once, also while a statement hangs on it. */
   destroy(): void;
 }
 
-/** Opens one, which may take so many milliseconds. `ended` is called when it has ended. */
+/** Opens a session within `limit` milliseconds. `ended` is called when the session has ended. */
 export type Opener = (limit: number, ended: () => void) => Promise<Session>;
 
-/** A connection of the heartbeat's, which may be cut before it is open. */
+/** A connection of the heartbeat, which may be cut before it is open. */
 export class Connection {
-  /** It is not open, or no more. */
+  /** True before the connection is open, and after its end. */
   isEnded = true;
   #isCut = false;
   #session: Session | undefined;
-  /** A call is about to be sent, which tells by itself if the connection has ended before. */
-  isToSend = false;
+  /** True while a call is about to be sent, which fails with `unsent` if the connection has ended
+   * before. The end is then no input. */
+  isAboutToSend = false;
 
   constructor(readonly onEnd: () => void) {}
 
@@ -45,38 +46,39 @@ export class Connection {
   }
 
   async rows(statement: Statement): Promise<readonly Row[]> {
-    // A driver may connect once more.
+    // The driver might open another connection for the statement.
     if (!this.#session || this.isEnded) throw new Error("Connection terminated");
     return this.#session.rows(statement);
   }
 
-  /** Ends it at once, whether the driver notices or not. */
+  /** Ends the connection at once, also if the driver does not report its end. */
   cut(): void {
     [this.#isCut, this.isEnded] = [true, true];
     this.#session?.destroy();
   }
 
-  /** Ends it as it should, which takes no longer than a second. */
+  /** Ends the connection in order, or cuts it after a second. */
   async hangUp(): Promise<void> {
     [this.#isCut, this.isEnded] = [true, true];
     const ended = this.#session?.end() ?? Promise.resolve();
     await within(1000, ended, () => this.cut()).catch(() => {});
   }
 }
-/** Returns the result within so many milliseconds; else `late` is called and FenceError thrown,
- * whatever becomes of the work. */
+
+/** Returns the result of the work. If there is none after `ms` milliseconds, it calls `late` and
+ * throws FenceError; the work goes on. */
 export async function within<T>(ms: number, work: PromiseLike<T>, late: () => void): Promise<T> {
   let timer: NodeJS.Timeout | undefined;
-  const ends = new Promise<never>((_, reject) => {
+  const timeout = new Promise<never>((_, reject) => {
     const error = new FenceError(`the server has not answered within ${(ms / 1000).toFixed(1)} s`);
     timer = setTimeout(() => {
       late();
       reject(error);
     }, ms);
   });
-  return Promise.race([work, ends]).finally(() => clearTimeout(timer));
+  return Promise.race([work, timeout]).finally(() => clearTimeout(timer));
 }
 
-/** Whether it is an object of settings, and nothing that a library has made. */
-export const isSettings = (one: unknown) =>
-  Object(one) === one && ["Object", undefined].includes(Object(one).constructor?.name);
+/** True if the value is a plain object, as settings are, and no instance of a class. */
+export const isSettings = (value: unknown) =>
+  Object(value) === value && ["Object", undefined].includes(Object(value).constructor?.name);

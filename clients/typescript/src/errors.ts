@@ -4,7 +4,7 @@ import type { Reason, Reply, WaitsFor } from "./lease_state.js";
 export type { Reason, WaitsFor };
 export type Left = { readonly milliseconds: number };
 
-/** The base of all. */
+/** The base class of this package's errors. */
 export class FenceError extends Error {
   constructor(message: string, cause?: unknown) {
     super(message, cause === undefined ? undefined : { cause });
@@ -12,8 +12,9 @@ export class FenceError extends Error {
   }
 }
 
-/** Somebody else has the lease: `holder`, for `remaining` at the most. What cannot be seen is
- * undefined. */
+/** Another holder has the lease: `holder`, for at most `remaining` unless it is renewed. The wait
+ * would end with `waitsFor`: its `ttl`, the `commit` of its acquire, or, as its ttl is over, the
+ * end of a transaction that guards it (`guard`). Each is undefined if it is not visible. */
 export class LeaseTaken extends FenceError {
   constructor(
     readonly names: readonly string[],
@@ -33,13 +34,14 @@ export class LeaseTaken extends FenceError {
   }
 }
 
-/** The lease is ours no more: stop, and report no failure of the work. Somebody else may have it by
- * now. `reason`: it could not be renewed in time (`deadline`), the server says so (`gone`) or will
- * never renew it (`refused`), the connection of a session lease has ended (`session`), it was to be
- * held no longer (`at_most`), the heartbeat has failed (`heartbeat`), its holder has given it back
- * (`released`). */
+/** The lease is lost, and another holder may have it: stop, and report no failure of the work.
+ *
+ * `reason` is `deadline` (it could not be renewed in time), `gone` (the server says so), `refused`
+ * (the server will never renew it), `session` (the connection of a session lease has ended),
+ * `at_most` (its longest time is over), `heartbeat` (the heartbeat has failed) or `released` (by
+ * its holder). */
 export class LeaseLost extends FenceError {
-  /** It met a commit, which may have landed. */
+  /** True if a commit was under way, and may have succeeded. */
   inDoubt = false;
 
   constructor(
@@ -53,7 +55,7 @@ export class LeaseLost extends FenceError {
   }
 }
 
-/** The server refused a write, a guard or a call; `detail` is its DETAIL as an object. */
+/** The server refused a write, a guard or a call. `detail` is its DETAIL as an object. */
 export class Refused extends FenceError {
   readonly detail: Readonly<Record<string, unknown>>;
 
@@ -69,8 +71,9 @@ export class Refused extends FenceError {
   }
 }
 
-/** The session ended under the transaction, or the work swallowed the error that undid it, or ended
- * it by itself. Nothing of it has landed, unless `inDoubt`. The lease may be held still. */
+/** The session ended during the transaction, or the work swallowed an error that rolled it back, or
+ * ended the transaction itself. Nothing was committed, unless `inDoubt`. The lease may still be
+ * held. */
 export class TransactionLost extends FenceError {
   inDoubt = false;
 }
@@ -78,10 +81,10 @@ export class TransactionLost extends FenceError {
 export class NotInstalled extends FenceError {}
 /** The role may not use this lease. */
 export class NotGranted extends FenceError {}
-/** There was no connection to the server: nothing was sent. */
+/** There was no connection to the server, so nothing was sent. */
 export class NoConnection extends FenceError {
   sqlstate: string | undefined;
-  /** A grant may be there, until its ttl. */
+  /** True if the server may have granted the lease, which then ends at its ttl or before. */
   inDoubt = false;
 }
 /** The server has not answered in time. */
@@ -92,14 +95,14 @@ export class Closed extends FenceError {}
 /** The session has ended: idle in transaction, transaction_timeout, terminated, crashed, starting,
  * idle; and class 08. */
 const ENDED = /^(08...|25P03|25P04|57P0[1235])$/;
-/** The words of drivers for that without an SQLSTATE; the system's errors, which name their call;
- * and pg's messages. */
-const DRIVERS = /^CONNECT(ION_(CLOSED|ENDED|DESTROYED)|_TIMEOUT)$/;
-const SYSTEMS =
+/** The errors of an ended session that have no SQLSTATE: the codes of `postgres`, the codes of the
+ * operating system, which also have the name of a system call, and the messages of `pg`. */
+const DRIVER_CODES = /^CONNECT(ION_(CLOSED|ENDED|DESTROYED)|_TIMEOUT)$/;
+const SYSTEM_CODES =
   /^(ECONN(RESET|REFUSED|ABORTED)|EPIPE|ETIMEDOUT|EHOSTUNREACH|ENETUNREACH|ENETDOWN|EAI_AGAIN)$/;
-const MESSAGES =
+const DRIVER_MESSAGES =
   /^(Connection terminated|timeout expired$|Client (was closed|has encountered a connection error) and)/;
-/** Where drivers and ORMs keep what they wrap: Drizzle, Prisma, TypeORM, Sequelize, Objection. */
+/** The properties of a wrapped error in Drizzle, Prisma, TypeORM, Sequelize and Objection. */
 const WRAPPED = [
   "cause",
   "meta",
@@ -109,67 +112,75 @@ const WRAPPED = [
   "parent",
   "nativeError",
 ];
-type Link = Readonly<Record<string, unknown>>;
+type ErrorFields = Readonly<Record<string, unknown>>;
 
 /** The remedy if the login role changes while a lease is held. */
 const ANOTHER_ROLE =
   "a lease is used by the role that acquired it, and by its members: where login roles change, " +
   "let all of them act as one role (options=-c role=…, or SET ROLE)";
 
-/** The error and what it wraps. `ours`: no further than through errors of ORMs, which have their
- * statement beside. */
-function* chain(error: unknown, ours = false, seen = new Set<unknown>()): Generator<Link> {
+/** Yields the error and those that it wraps. With `onlyOrms` it looks into no other wrappers than
+ * the errors of ORMs, which have their statement as a property. */
+function* chain(
+  error: unknown,
+  onlyOrms = false,
+  seen = new Set<unknown>(),
+): Generator<ErrorFields> {
   if (Object(error) !== error || seen.has(error)) return;
-  const one = error as Link;
-  seen.add(one);
-  yield one;
-  const wrapped = ours && !("query" in one || "sql" in one) ? [] : WRAPPED.map((key) => one[key]);
-  for (const inner of wrapped.concat(one.errors).flat()) yield* chain(inner, ours, seen);
+  const outer = error as ErrorFields;
+  seen.add(outer);
+  yield outer;
+  const isClosed = onlyOrms && !("query" in outer || "sql" in outer);
+  const wrapped = isClosed ? [] : WRAPPED.map((key) => outer[key]);
+  for (const inner of wrapped.concat(outer.errors).flat()) yield* chain(inner, onlyOrms, seen);
 }
 
-function stateOf({ code, originalCode }: Link): string | undefined {
-  // The system's codes begin with an E, and Prisma's own, as P2039, are as long.
-  const is = (state: unknown) =>
+function stateOf({ code, originalCode }: ErrorFields): string | undefined {
+  // The codes of the system, as EPIPE, and of Prisma, as P2039, are as long as an SQLSTATE.
+  const isState = (state: unknown) =>
     typeof state === "string" && /^(?!E|P[1-9])[0-9A-Z]{5}$/.test(state);
-  return [code, originalCode].find(is) as string | undefined;
+  return [code, originalCode].find(isState) as string | undefined;
 }
 
-/** That of the server, however deep it is wrapped. */
+/** Returns the SQLSTATE of the first error in the chain that has one, or an empty text. */
 export const sqlstateOf = (error: unknown): string =>
   [...chain(error)].map(stateOf).find((state) => state !== undefined) ?? "";
 
-/** Whether the error says that a session has ended, or could not be had. */
+/** True if the error means that a database session has ended or could not be opened. */
 export function sessionEnded(error: unknown): boolean {
-  const says = ({ code, message, syscall }: Link) =>
-    DRIVERS.test(String(code)) ||
-    (SYSTEMS.test(String(code)) && syscall !== undefined) ||
-    MESSAGES.test(String(message));
+  const isEnd = ({ code, message, syscall }: ErrorFields) =>
+    DRIVER_CODES.test(String(code)) ||
+    (SYSTEM_CODES.test(String(code)) && syscall !== undefined) ||
+    DRIVER_MESSAGES.test(String(message));
   const state = sqlstateOf(error);
-  return state === "" ? [...chain(error, true)].some(says) : ENDED.test(state);
+  return state === "" ? [...chain(error, true)].some(isEnd) : ENDED.test(state);
 }
 
-/** The code of a connection that could not be opened: an SQLSTATE; `connect`, if it may open later;
- * or `misconfigured`: the server speaks no TLS, its certificate or a password is wrong, or what
- * opens connections has failed by itself. */
+/** Returns the code of a connection that could not be opened: an SQLSTATE; `connect`, if a retry
+ * may open it; or `misconfigured`, if none can: the server speaks no TLS, a certificate or a
+ * password is wrong, or the program's own function has failed. */
 export function codeOfOpening(error: unknown): string {
-  const mayPass = ({ code, name, message }: Link) =>
+  const mayPass = ({ code, name, message }: ErrorFields) =>
     /^E(?!RR_(?!SSL_))/.test(String(code)) || /time(d |-| )?out/i.test(`${name} ${message}`);
-  const passes = sessionEnded(error) || [...chain(error)].some(mayPass);
-  return sqlstateOf(error) || (passes ? "connect" : "misconfigured");
+  const isTransient = sessionEnded(error) || [...chain(error)].some(mayPass);
+  return sqlstateOf(error) || (isTransient ? "connect" : "misconfigured");
 }
 
-/** Timers and streams wrap the reason for which their signal was aborted. */
-export function ofSignal(error: unknown): unknown {
+/** Returns the LeaseLost that is the cause of an AbortError, which timers and streams throw when
+ * their signal is aborted; or the error itself. */
+export function unwrapAbort(error: unknown): unknown {
   const { name, cause } = Object(error) as Error;
   return name === "AbortError" && cause instanceof LeaseLost ? cause : error;
 }
 
-/** The meaning of an error of the work's own statements: a refusal of the fence, or itself. */
-export const toldOfWork = (error: unknown) =>
-  sqlstateOf(error).startsWith("PF") ? refusal(error) : ofSignal(error);
+/** Returns the typed error of the work's own statements: a refusal of the fence, or the error
+ * itself. */
+export const errorOfWork = (error: unknown) =>
+  sqlstateOf(error).startsWith("PF") ? refusal(error) : unwrapAbort(error);
 
-/** The meaning of an error of one of our own statements, or of one that keeps rows of a table. */
-export function toldOfCall(error: unknown, role = "…", table?: string): unknown {
+/** Returns the typed error of one of this package's statements, or the error itself. `table`: the
+ * statement was about rows of a table, and 3F000 may mean the table's schema. */
+export function errorOfCall(error: unknown, role = "…", table?: string): unknown {
   const [state, { message }] = [sqlstateOf(error), Object(error) as Error];
   if (error instanceof FenceError) return error;
   if (state === "3F000" && table !== undefined) return error;
@@ -210,25 +221,25 @@ function refusal(error: unknown): unknown {
   );
 }
 
-/** The error that answers an acquire. */
-export function toldOfAcquire(reply: Reply, { names, cause, role, request }: Holding): unknown {
+/** Returns the error that an acquire throws. */
+export function errorOfAcquire(reply: Reply, { names, cause, role, request }: Holding): unknown {
   const { error, holder, remaining, waitsFor, sqlstate, reason = "gone", inDoubt = false } = reply;
   if (error === "LeaseTaken") {
     const left = waitsFor && { milliseconds: remaining ?? 0 };
     return new LeaseTaken(names, holder ?? undefined, left, waitsFor);
   }
-  // The call that confirms a row can never succeed: its error says why.
+  // The call that confirms a row can never succeed, and its error says why.
   const isRefused = reason === "refused" && cause !== undefined;
   if (error === "LeaseLost" && !isRefused)
     return new LeaseLost(reason, names, undefined, reply.advice);
   if (error === "Closed") return new Closed("the fence is closed");
   if (error === "NoConnection" || error === "NoAnswer") {
-    const [Type, what] =
+    const [Type, message] =
       error === "NoAnswer"
         ? [NoAnswer, "the server has not answered in time"]
         : [NoConnection, "no connection to the server"];
     const why = cause instanceof Error ? `: ${cause.message || sqlstateOf(cause)}` : "";
-    return Object.assign(new Type(what + why, cause), { inDoubt, sqlstate });
+    return Object.assign(new Type(message + why, cause), { inDoubt, sqlstate });
   }
-  return toldOfCall(cause, role, request.table && names[0]);
+  return errorOfCall(cause, role, request.table && names[0]);
 }

@@ -11,13 +11,13 @@ import { Statements, tableOf, type Key, type Pair } from "./statements.js";
 import {
   guarded,
   OpenTransaction,
+  type GuardedBy,
   type Query,
   type Transaction,
-  type Under,
 } from "./transaction.js";
 
-/** A driver: `takes` names what its transactions begin on; `Tx` is what the work in them is done
- * with. There is no transaction on what is none of its connections. */
+/** A driver. `takes` describes what its transactions begin on, and `Tx` is the work's handle of
+ * them. `transaction` returns undefined for anything that is no connection of the driver. */
 export interface Driver<Tx> {
   readonly open: Opener;
   readonly takes: string;
@@ -27,68 +27,71 @@ export interface Driver<Tx> {
 export interface FenceOptions {
   /** The extension's schema, if that is not in the search path. */
   readonly schema?: string | undefined;
-  /** Told what becomes of leases; it must not block. */
+  /** Called with each change of a lease. It must not block. */
   readonly onEvent?: ((event: LeaseEvent) => void) | undefined;
 }
 
 interface HeldOptions {
-  /** How long it is ours without a renewal: 30 s. */
+  /** How long the lease is held without a renewal, at least 100 ms. The default is 30 s. */
   readonly ttl?: Span | undefined;
-  /** So long after its acquire it is lost, whatever its heartbeat does: for work that hangs. */
+  /** How long the lease may be held. Then it is lost, whatever its heartbeat does, which ends work
+   * that hangs. The default is no limit. */
   readonly atMost?: Span | undefined;
-  /** Gives the acquire up, which then throws the signal's reason. */
+  /** Gives up the acquire, which then throws the signal's reason. */
   readonly signal?: AbortSignal | undefined;
 }
 
-/** How a row lease is kept. */
+/** The options of a row lease. */
 export interface RowOptions extends HeldOptions {
-  /** The columns of the token and the deadline: fence and held_until. */
+  /** The columns of the token and of the deadline. The defaults are fence and held_until. */
   readonly fence?: string | undefined;
   readonly deadline?: string | undefined;
 }
 
-/** How a lease is acquired. */
+/** The options of an acquire. */
 export interface LeaseOptions extends HeldOptions {
-  /** How long to wait for it, when it is taken. */
+  /** How long to wait for a lease that is taken. The default is not to wait. */
   readonly wait?: Span | undefined;
-  /** The holder, as others see it; by default a text that is unique for each call. */
+  /** The holder that others see. The default is a text that is unique for each call. */
   readonly holder?: string | undefined;
-  /** Takes it over from a holder of the same name. */
+  /** Takes the lease over from a holder of the same name. */
   readonly reclaim?: boolean | undefined;
-  /** It ends with its connection, too. Not through a pooler in transaction mode. */
+  /** The lease also ends with its connection. A pooler in transaction mode cannot serve it. */
   readonly session?: boolean | undefined;
+  /** Others may hold the lease at the same time, if they share it, too. */
   readonly shared?: boolean | undefined;
-  /** So many may hold it at once. */
+  /** How many holders the lease may have at a time. The default is 1. */
   readonly slots?: number | undefined;
-  /** Anything that has a JSON. */
+  /** Any value that has a JSON, for others to see. */
   readonly metadata?: unknown;
 }
 
-/** `release`: the last statement gives the lease back. */
+/** With `release` the transaction's last statement releases the lease. */
 export type GuardOptions = { readonly release?: boolean | undefined };
-/** `holder`: whose the number is, by default this process's. */
+/** `holder` is the holder of the number. The default is this process. */
 export type AdoptOptions = Pick<LeaseOptions, "holder">;
-/** `stop` ends the waiting. The work looks at it by itself, and is waited for. */
+/** `stop` ends the wait for the lease. It does not end the work, which has to watch it. */
 export type LeadOptions = Pick<LeaseOptions, "ttl"> & { readonly stop?: AbortSignal | undefined };
 
-/** A shorter ttl, in milliseconds, leaves no time for a renewal. */
+/** A shorter ttl leaves no time for a renewal. In milliseconds. */
 const SHORTEST_TTL = 100;
 
-/** The holder is unique for each call, unless it is named. */
+/** Returns the holder, which by default is unique for each call. */
 function holderOf(holder = `${hostname()}/${process.pid}/${randomUUID().slice(0, 8)}`): string {
   return checked("holder", holder, "string");
 }
 
-/** The holder that adopts if none is named: all fences of this process are one holder. */
-const PROCESS = holderOf();
+/** The default holder of adopted leases, which is the same for all fences of the process. */
+const PROCESS_HOLDER = holderOf();
 
+/** Returns the value, or throws a TypeError with its name. */
 function checked<T>(what: string, value: T, kind: "string" | "number" | "boolean"): T {
   if (typeof value !== kind) throw new TypeError(`${what} is a ${kind}: not ${String(value)}`);
   return value;
 }
 
-/** Looks the options over, before anything is sent. */
-function askedFor(names: string | readonly string[], options: LeaseOptions) {
+/** Returns the request of an acquire. It checks the options before anything is sent. */
+function requestOf(names: string | readonly string[], options: LeaseOptions) {
   if (typeof options === "function") throw new TypeError("the options come before the work");
   const { slots = 1, reclaim = false, session = false, shared = false } = options;
   const flags = { reclaim, session, shared };
@@ -118,18 +121,21 @@ function askedFor(names: string | readonly string[], options: LeaseOptions) {
   return { names: all, ttl, wait, holder, named, ...flags, slots, atMost, metadata };
 }
 
-/** Does the work in a transaction, during which nobody else is granted the lease, and returns what
- * it returned. Of a row lease it writes the row first, so that all further writes of the row in the
- * transaction are its holder's; with `release` it gives the row up, unless the work has. */
+/** Does the work in a transaction that is guarded by the lease, and returns the work's result.
+ * Until the transaction ends the lease is granted to nobody else. The guard of a row lease writes
+ * the row first, so that nobody else can claim it before the transaction ends; with `release` it
+ * releases the row, unless the work has done so. */
 export interface Guard<On, Tx> {
-  /** `on` is a pool, or a connection, whose open transaction it is, if there is one. */
+  /** `on` is a pool or a connection. If the connection has an open transaction, the guard is a
+   * savepoint in it, and `release` takes effect when that transaction has committed. */
   <T>(on: On, work: (tx: Tx) => PromiseLike<T>, options?: GuardOptions): Promise<T>;
   /** `query` runs a query in the open transaction of an ORM, and returns its rows. */
   <T>(query: Query, work: () => PromiseLike<T>, options?: GuardOptions): Promise<T>;
 }
 
-/** A lease that somebody else grants, under the number that it has there. With `release` the number
- * is refused from then on. */
+/** A lease of another system, under the number that it has there. Its guard throws LeaseTaken while
+ * a transaction guards an older number, and if another holder has adopted this number. After a
+ * commit with `release` the number is refused. */
 export type Adopted<On, Tx> = Readonly<{
   name: string;
   token: number | bigint;
@@ -140,7 +146,7 @@ let isLeaseOf: <On, Tx>(lease: Lease<On, Tx>, heartbeat: Heartbeat) => boolean;
 let holdingOf: <On, Tx>(lease: Lease<On, Tx>) => Holding;
 
 /** A lease that is held until it is released or lost. `await using` releases it at the end of a
- * block, and throws LeaseLost there if nothing has told it before. */
+ * block, and throws LeaseLost there if the program has not learned of a loss before. */
 export class Lease<On, Tx> {
   static {
     isLeaseOf = (lease, heartbeat) => lease.#heartbeat === heartbeat;
@@ -148,9 +154,9 @@ export class Lease<On, Tx> {
   }
   readonly #heartbeat: Heartbeat;
   readonly #holding: Holding;
-  /** Of a row lease, the table and the key. */
+  /** The names of the lease. A row lease has two: its table and its key. */
   readonly names: readonly string[];
-  /** The acquire's: it serves for as long as the lease is held. */
+  /** The token of the acquire, which is valid for as long as the lease is held. */
   readonly token: number;
   readonly guard: Guard<On, Tx>;
 
@@ -159,47 +165,49 @@ export class Lease<On, Tx> {
     [this.#heartbeat, this.#holding] = [heartbeat, holding];
     [this.names, this.token] = [holding.names, holding.token];
     this.guard = guardOf(driver, heartbeat, [this], [holding]);
-    FORGOTTEN.register(this, [heartbeat, holding], holding);
+    UNREFERENCED.register(this, [heartbeat, holding], holding);
   }
 
-  /** Whether it is ours at this moment, by our own clock. */
+  /** True if the lease is held now, by this computer's clock. */
   get held(): boolean {
     return this.remaining.milliseconds > 0;
   }
-  /** How long it is ours if no renewal comes through any more. */
+  /** How long the lease is held if no renewal succeeds any more. */
   get remaining(): errors.Left {
     return this.#heartbeat.remaining(this.#holding);
   }
 
-  /** Aborted at a loss, by the deadline at the latest, with a LeaseLost as its reason: for `fetch`,
-   * timers, streams. */
+  /** A signal for `fetch`, timers and streams. It is aborted at a loss, at the deadline at the
+   * latest, with a LeaseLost as its reason. */
   get signal(): AbortSignal {
-    this.#heartbeat.hear(this.#holding, this);
-    return this.#holding.aborts.signal;
+    this.#heartbeat.watch(this.#holding, this);
+    return this.#holding.loss.signal;
   }
 
-  /** Throws LeaseLost once it is ours no more. For long steps, and before calls to the outside. */
+  /** Throws LeaseLost if the lease is not held. Call it during long steps, and before each call to
+   * another system. */
   check(): void {
     this.#heartbeat.check(this.#holding);
   }
 
-  /** Gives it back. No error if that fails: then it ends at its ttl. */
+  /** Releases the lease. If that fails no error is thrown, and the lease ends at its ttl. */
   async release(): Promise<void> {
-    FORGOTTEN.unregister(this.#holding);
+    UNREFERENCED.unregister(this.#holding);
     await this.#heartbeat.release(this.#holding);
   }
 
   async [Symbol.asyncDispose](): Promise<void> {
     await this.release();
-    if (this.#holding.isLost && !this.#holding.isHeard) throw this.#holding.lost();
+    if (this.#holding.isLost && !this.#holding.isLossSeen) throw this.#holding.lossError();
   }
 }
 
-const FORGOTTEN = new FinalizationRegistry<[Heartbeat, Holding]>(([heartbeat, holding]) =>
-  heartbeat.forget(holding),
+/** Releases a lease when the program no longer refers to it. */
+const UNREFERENCED = new FinalizationRegistry<[Heartbeat, Holding]>(([heartbeat, holding]) =>
+  heartbeat.releaseForgotten(holding),
 );
 
-/** Where leases come from: one for a process. `await using` closes it at the end of a block. */
+/** The source of leases, one for a process. `await using` closes it at the end of a block. */
 export class Fence<On, Tx> {
   readonly #driver: Driver<Tx>;
   readonly #heartbeat: Heartbeat;
@@ -210,10 +218,11 @@ export class Fence<On, Tx> {
     [this.#driver, this.#heartbeat] = [driver, new Heartbeat(driver.open, statements, onEvent)];
   }
 
-  /** A lease of one name, or of several at once, all or none. Throws LeaseTaken. Held while the work
-   * runs, whose result it returns; without work until `release`, or by `await using`.
-   * Several names have no queue: they are tried each quarter of a second, and may starve beside
-   * waiters for each, until `wait` is over. */
+  /** Acquires a lease of one name, or of all of several names. Throws LeaseTaken. With `work` the
+   * lease is held while the work runs, and the result is the work's; without it the lease is
+   * returned, and held until its `release` or the end of `await using`. Several names have no
+   * queue: they are tried four times a second until `wait` is over, and may starve beside waiters
+   * for each name. */
   lease(names: string | readonly string[], options?: LeaseOptions): Promise<Lease<On, Tx>>;
   lease<T>(
     names: string | readonly string[],
@@ -225,14 +234,14 @@ export class Fence<On, Tx> {
     options: LeaseOptions = {},
     work?: (lease: Lease<On, Tx>) => PromiseLike<unknown>,
   ): Promise<unknown> {
-    const request = askedFor(names, options);
-    return this.#during(await this.#heartbeat.acquire(request, options.signal), work);
+    const request = requestOf(names, options);
+    return this.#runWork(await this.#heartbeat.acquire(request, options.signal), work);
   }
 
-  /** Keeps a row of a table whose rows are leases of their own, which a statement of yours has
-   * claimed: by the columns of its key, `{ id: 7 }`, under the token that the claim returned.
-   * Throws LeaseLost if the row is another's by then. Finish the row in a `guard`; the end of the lease
-   * gives up a row that is not. */
+  /** Keeps a row lease, which your UPDATE has claimed and committed, with the token that it
+   * returned. `key` is the columns of the row's key and their values, as `{ id: 7 }`. Throws
+   * LeaseLost if another worker has claimed the row since. Finish the row in a `guard` with
+   * `release`; the end of the lease releases a row that is not finished. */
   keepRow(
     table: string,
     key: Key,
@@ -253,18 +262,18 @@ export class Fence<On, Tx> {
     options: RowOptions = {},
     work?: (lease: Lease<On, Tx>) => PromiseLike<unknown>,
   ): Promise<unknown> {
-    const { ttl, atMost } = askedFor(table, options);
+    const { ttl, atMost } = requestOf(table, options);
     const values: readonly unknown[] = isSettings(key) ? Object.values(key) : [];
     if (values.length === 0 || !values.every((one) => /string|number|bigint/.test(typeof one))) {
       throw new TypeError(`a key is columns and their values, as { id: 7 }: not ${inspect(key)}`);
     }
     const names = [JSON.stringify(values.map(String))];
-    const of = tableOf(table, key, options.fence, options.deadline);
-    const request = { names, ttl, atMost, table: of, token: numberOf(token) };
-    return this.#during(await this.#heartbeat.acquire(request, options.signal), work);
+    const rowTable = tableOf(table, key, options.fence, options.deadline);
+    const request = { names, ttl, atMost, table: rowTable, token: numberOf(token) };
+    return this.#runWork(await this.#heartbeat.acquire(request, options.signal), work);
   }
 
-  /** A transaction that is guarded by several leases at once. */
+  /** Does the work in a transaction that is guarded by all of the leases, as Lease.guard does. */
   guard<T>(
     on: On,
     leases: readonly Lease<On, Tx>[],
@@ -289,28 +298,28 @@ export class Fence<On, Tx> {
     return guardOf(this.#driver, this.#heartbeat, [...leases], holdings)(on, work, options);
   }
 
-  /** A lease that somebody else grants (etcd, ZooKeeper, Redis, another database), under its number
-   * there, which is that of one holder: LeaseTaken if another one has adopted it. The holder is
-   * this process, unless another one is named. */
+  /** Returns a lease of another system (etcd, ZooKeeper, Redis, another database) by the number
+   * that it has there. The number belongs to one `holder`, which is this process by default. */
   adopted(name: string, token: number | bigint, options: AdoptOptions = {}): Adopted<On, Tx> {
     if (typeof token !== "bigint" && !Number.isSafeInteger(token)) {
       throw new TypeError(`a token is a whole number, above 2^53 a bigint: not ${String(token)}`);
     }
     checked("the name of a lease", name, "string");
-    const adopted = { name, token, holder: holderOf(options.holder ?? PROCESS) };
+    const adopted = { name, token, holder: holderOf(options.holder ?? PROCESS_HOLDER) };
     return { name, token, guard: guardOf(this.#driver, this.#heartbeat, [], [], adopted) };
   }
 
-  /** Does the work whenever this process leads, again after each loss, and returns what it has
-   * returned; undefined when `stop` was aborted first. What it goes on after is a warning and the event
-   * `interrupted`, once an outage, with a growing pause. */
+  /** Does the work while this process leads, and returns the work's result, or undefined if `stop`
+   * was aborted before. An error of the work ends `lead`. After a loss of the lease, the server,
+   * the connection or the transaction it acquires again, with a growing pause; an outage is one
+   * warning and one event `interrupted`. */
   async lead<T>(
     name: string,
     work: (lease: Lease<On, Tx>) => PromiseLike<T>,
     { stop, ttl }: LeadOptions = {},
   ): Promise<T | undefined> {
-    // If the answer to an acquire was lost, its own holder takes the grant over.
-    const request = askedFor(name, { ttl, holder: holderOf(), reclaim: true });
+    // If the answer to an acquire was lost, the next one with this holder takes the grant over.
+    const request = requestOf(name, { ttl, holder: holderOf(), reclaim: true });
     const leader = new LeadState(request.ttl, this.#heartbeat.jitter);
     const none = { token: 0, remaining: { milliseconds: 0 }, reason: undefined };
     const interrupted = { kind: "interrupted", names: [name], ...none } as const;
@@ -318,7 +327,7 @@ export class Fence<On, Tx> {
     for (;;) {
       for (const effect of effects) {
         if ("log" in effect) warn(`${name} ${effect.log}, and it is tried again: ${failure}`);
-        else if ("event" in effect) void this.#heartbeat.tell(interrupted);
+        else if ("event" in effect) void this.#heartbeat.emit(interrupted);
         else if (effect.lead === "end") throw failure;
         else if (effect.lead === "pause") {
           await sleep(effect.pause, undefined, stop && { signal: stop }).catch(() => {});
@@ -329,7 +338,7 @@ export class Fence<On, Tx> {
       try {
         holding = await this.#heartbeat.acquire({ ...request, wait: Infinity }, stop);
         leader.granted(now());
-        return (await this.#during(holding, work)) as T;
+        return (await this.#runWork(holding, work)) as T;
       } catch (error) {
         failure = error;
         if (!holding && stop?.aborted) return undefined;
@@ -340,7 +349,7 @@ export class Fence<On, Tx> {
     }
   }
 
-  /** Gives everything back, and ends all waits. */
+  /** Releases all leases, and ends all waits. It takes at most 5 seconds. */
   close(): Promise<void> {
     return this.#heartbeat.close();
   }
@@ -348,21 +357,21 @@ export class Fence<On, Tx> {
     return this.close();
   }
 
-  /** An error that ends the work is never replaced; if it has none, and the lease is lost, that is
-   * told. */
-  async #during(holding: Holding, work?: (lease: Lease<On, Tx>) => PromiseLike<unknown>) {
+  /** Does the work, and releases the lease. Throws LeaseLost after a loss, but never in place of an
+   * error of the work. Without work it returns the lease. */
+  async #runWork(holding: Holding, work?: (lease: Lease<On, Tx>) => PromiseLike<unknown>) {
     const lease = new Lease(this.#driver, this.#heartbeat, holding);
     if (!work) return lease;
-    // This holds on to the lease, so that it is not collected while the work runs.
+    // This reference keeps the lease from the garbage collector while the work runs.
     const release = () => lease.release();
     try {
       const result = await work(lease);
       await release();
-      if (holding.isLost) throw holding.lost();
+      if (holding.isLost) throw holding.lossError();
       return result;
     } catch (error) {
       await release();
-      throw errors.ofSignal(error);
+      throw errors.unwrapAbort(error);
     }
   }
 }
@@ -377,34 +386,34 @@ function guardOf<On, Tx>(
   type Work<T> = (tx: Tx | undefined) => PromiseLike<T>;
   return async <T>(on: unknown, work: (tx: Tx) => PromiseLike<T>, options: GuardOptions = {}) => {
     const isQuery = typeof on === "function" && !("unsafe" in on);
-    const begins =
+    const makeTransaction =
       driver.transaction(on) ?? (isQuery ? () => new OpenTransaction(on as Query) : undefined);
     const release = checked("release", options.release ?? false, "boolean");
-    const under: Under = { heartbeat, leases, holdings, adopted, release };
-    if (begins) return guarded<Tx | undefined, T>(under, begins, work as Work<T>);
+    const by: GuardedBy = { heartbeat, leases, holdings, adopted, release };
+    if (makeTransaction) return guarded<Tx | undefined, T>(by, makeTransaction, work as Work<T>);
     const takes = `${driver.takes}, or a function that runs a query in an open transaction`;
     throw new TypeError(`a guard takes ${takes}: not ${String(on)}`);
   };
 }
 
-/** What one who leads goes on after, or not. */
+/** Returns the cause of an error as LeadState takes it. An error of the work is `own`. */
 function causeOf(error: unknown, isOfAcquire: boolean): string {
   const state = errors.sqlstateOf(error);
-  const passing = [errors.LeaseLost, errors.LeaseTaken, errors.TransactionLost, errors.NoAnswer];
-  if (passing.some((type) => error instanceof type)) return (error as Error).name;
+  const transient = [errors.LeaseLost, errors.LeaseTaken, errors.TransactionLost, errors.NoAnswer];
+  if (transient.some((type) => error instanceof type)) return (error as Error).name;
   if (error instanceof errors.NoConnection && state === "") {
     const mayPass = !error.cause || errors.codeOfOpening(error.cause) === "connect";
     return mayPass ? "NoConnection" : "own";
   }
-  // The next renewal tells.
+  // The lease may be lost: the next acquire shows it.
   if (state === "PF001" || state === "PF004") return "LeaseLost";
   if (errors.sessionEnded(error) || state === "53300") return "ConnectionLost";
   return isOfAcquire && isTransient(state) ? "transient" : "own";
 }
 
-/** For code that knows nothing of fences: a connection opened with these (`options` of pg,
- * `connection: { options }` of postgres) presents the token in all its transactions. Not through a
- * pooler in transaction mode. */
+/** Returns connection options for code that does not use this package. A connection that is opened
+ * with them (`options` of pg, `connection: { options }` of postgres) presents the token in all its
+ * transactions. A pooler in transaction mode does not keep them. */
 export function options(lease: { readonly token: number | bigint }): string {
   return `-c pg_fence.token=${lease.token}`;
 }

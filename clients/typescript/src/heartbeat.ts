@@ -2,7 +2,7 @@ import { setMaxListeners } from "node:events";
 import { types } from "node:util";
 import { Connection, within, type Opener, type Row } from "./connection.js";
 import { codeOfOpening, LeaseLost, sessionEnded, sqlstateOf } from "./errors.js";
-import { toldOfAcquire, type Left, type Reason } from "./errors.js";
+import { errorOfAcquire, type Left, type Reason } from "./errors.js";
 import { LeaseStates, NEVER } from "./lease_state.js";
 import type {
   CallEffect,
@@ -17,13 +17,15 @@ import type {
 import { now } from "./span.js";
 import type { Statements } from "./statements.js";
 
-/** In milliseconds: the shortest time for a connection to open, and the longest for a statement. */
-const [OPENING, LONGEST] = [2_000, 10_000];
+/** The shortest limit for opening a connection, and the longest for a statement, in
+ * milliseconds. */
+const [SHORTEST_OPENING, LONGEST_CALL] = [2_000, 10_000];
 /** The most names in a line of the log. */
-const MOST_NAMES = 5;
+const MAX_LOGGED_NAMES = 5;
 
-/** An event for `onEvent`, which must not block. A loss has a `reason`; a release that the server has
- * not confirmed has `unconfirmed`. `interrupted` is of `lead`: it leads no more, and goes on. */
+/** A change of a lease, for `onEvent`, which must not block. A loss has a `reason`, and so has a
+ * release without an answer (`unconfirmed`). `interrupted` comes from `lead`, which no longer leads
+ * and will try again. */
 export type LeaseEvent = Readonly<{
   kind: "acquired" | "renewed" | "lost" | "released" | "interrupted";
   names: readonly string[];
@@ -32,30 +34,30 @@ export type LeaseEvent = Readonly<{
   reason: Reason | undefined;
 }>;
 
-/** A lease, from its acquire to its end. The heartbeat refers to this, and not to the lease of the
- * program, so that a lease that the program has forgotten can be collected. */
+/** A lease, from its acquire to its end. The heartbeat refers to the holding, and not to the Lease
+ * of the program, so that the garbage collector can take a Lease that the program has forgotten. */
 export class Holding {
-  /** Of a row lease, the table and the key. */
+  /** The names for messages. A row lease has two: its table and its key. */
   readonly names: readonly string[];
   token = 0;
-  over: Reason | undefined;
+  endReason: Reason | undefined;
   advice: string | undefined;
-  /** The error of the last call, and the role of its connection. */
+  /** The error of its last call, and the login role of that connection. */
   cause: unknown;
   role: string | undefined;
-  /** Tells the program of a loss, and the transactions that are in a guard of it. */
-  readonly aborts = new AbortController();
-  /** Its holder knows of its loss, or waits for that. */
-  isHeard = false;
-  /** Those who wait for its next renewal, or its end. */
-  readonly waiting: (() => void)[] = [];
+  /** Aborted at a loss, for the program and for the transactions that the lease guards. */
+  readonly loss = new AbortController();
+  /** True if the program has learned of the loss, or has the signal that reports it. */
+  isLossSeen = false;
+  /** Called at the next renewal or at the end. */
+  readonly waiters: (() => void)[] = [];
 
   constructor(
     readonly request: LeaseRequest,
-    /** Answers the acquire. */
+    /** Called with the reply to the acquire. */
     readonly settle: (reply: Reply) => void,
   ) {
-    setMaxListeners(0, this.aborts.signal);
+    setMaxListeners(0, this.loss.signal);
     this.names =
       request.table === undefined
         ? request.names
@@ -67,44 +69,48 @@ export class Holding {
   }
 
   get isLost(): boolean {
-    return this.over !== undefined && this.over !== "released";
+    return this.endReason !== undefined && this.endReason !== "released";
   }
 
-  lost(cause?: unknown): LeaseLost {
-    return new LeaseLost(this.over ?? "released", this.names, cause, this.advice);
+  lossError(cause?: unknown): LeaseLost {
+    return new LeaseLost(this.endReason ?? "released", this.names, cause, this.advice);
   }
 
-  /** Waits for a renewal or the end. */
-  next(): Promise<void> {
-    return new Promise((go) => (this.over === undefined ? this.waiting.push(go) : go()));
+  /** Resolves at the next renewal, or at the end. */
+  nextChange(): Promise<void> {
+    return new Promise((resolve) =>
+      this.endReason === undefined ? this.waiters.push(resolve) : resolve(),
+    );
   }
 }
 
 const clock = () => Math.floor(now());
 
-/** Keeps all leases of a fence. It gives the inputs to LeaseStates, which decides, and carries out
- * the effects: it has the clock, the timer and the connections. */
+/** The heartbeat of a fence, which renews its leases. It owns the clock, the timer and the
+ * connections, gives all inputs to LeaseStates, which decides, and carries out the effects. */
 export class Heartbeat {
-  /** The pauses of clients differ. */
+  /** Shortens the pauses, so that clients do not retry at the same time. */
   readonly jitter = Math.floor(Math.random() * 1001);
   readonly #states = new LeaseStates(this.jitter);
   readonly #holdings = new Map<string, Holding>();
-  /** The leases whose signal the program has: the process stays alive, and none is collected while
-   * work goes by the signal alone. */
-  readonly #heard = new Map<Holding, unknown>();
+  /** The leases whose signal the program has. They keep the process alive, and the map keeps them
+   * from the garbage collector while the work uses nothing but the signal. */
+  readonly #watched = new Map<Holding, unknown>();
   readonly #connections = new Map<number, Connection>();
-  readonly #ending = new Set<Promise<void>>();
+  /** The connections that are being closed. */
+  readonly #closing = new Set<Promise<void>>();
   #lastId = 0;
-  /** Of the call that the input is about; one that had no answer has none. */
+  /** The error of the call that the input answers. A call that got no answer has none. */
   #lastError: unknown;
   #timer: NodeJS.Timeout | undefined;
-  /** Events and answers, which are told in their order, after the effects were carried out. */
-  readonly #toTell: (() => void)[] = [];
-  #isTelling = false;
+  /** Events and replies for the program, which are called in their order, after the effects were
+   * carried out. */
+  readonly #callbacks: (() => void)[] = [];
+  #isCallingBack = false;
   /** The leases that the input has ended, for the log. */
   #ended: [reason: Reason | undefined, names: readonly string[]][] = [];
-  #done: () => void = () => {};
-  readonly #closed = new Promise<void>((done) => (this.#done = done));
+  #resolveClosed: () => void = () => {};
+  readonly #closed = new Promise<void>((resolve) => (this.#resolveClosed = resolve));
 
   constructor(
     readonly open: Opener,
@@ -112,54 +118,57 @@ export class Heartbeat {
     readonly onEvent: ((event: LeaseEvent) => void) | undefined,
   ) {}
 
-  /** Gives an input to the states, which may be an answer to a call, and carries out what comes. */
-  #input(decide: (states: LeaseStates) => void, answered?: number): void {
+  /** Gives an input to the machine, and carries out the effects. If the input answers a call, its
+   * number is `answerTo`. */
+  #input(decide: (states: LeaseStates) => void, answerTo?: number): void {
     this.#ended = [];
     const at = clock();
-    const effects = this.#states.step(at, () => decide(this.#states), answered);
+    const effects = this.#states.step(at, () => decide(this.#states), answerTo);
     for (const effect of effects) this.#carryOut(effect);
     this.#lastError = undefined;
-    this.#plan(at);
-    this.#tellAll();
+    this.#schedule(at);
+    this.#runCallbacks();
   }
 
-  #tellAll(): void {
-    if (this.#isTelling) return;
-    this.#isTelling = true;
-    for (let tell = this.#toTell.shift(); tell; tell = this.#toTell.shift()) tell();
-    this.#isTelling = false;
+  #runCallbacks(): void {
+    if (this.#isCallingBack) return;
+    this.#isCallingBack = true;
+    const queue = this.#callbacks;
+    for (let callback = queue.shift(); callback; callback = queue.shift()) callback();
+    this.#isCallingBack = false;
   }
 
-  #plan(at: number): void {
+  /** Sets the timer for the next step. */
+  #schedule(at: number): void {
     clearTimeout(this.#timer);
     const next = this.#states.wake(at);
     if (next === NEVER) return void ACTIVE.delete(this);
     ACTIVE.add(this);
     this.#timer = setTimeout(() => this.#input(() => {}), next - at);
-    // A lease alone does not keep the process alive, at whose end it is released.
-    if (this.#heard.size === 0 && !this.#states.isWaitedFor) this.#timer.unref();
+    // A lease alone does not keep the process alive: `beforeExit` releases it.
+    if (this.#watched.size === 0 && !this.#states.isWaitedFor) this.#timer.unref();
   }
 
   #carryOut(effect: Effect): void {
-    if ("call" in effect) void this.#run(effect);
-    else if ("cut" in effect) this.#forget(effect.cut)?.cut();
-    else if ("hangUp" in effect) this.#hangUp(this.#forget(effect.hangUp));
+    if ("call" in effect) void this.#send(effect);
+    else if ("cut" in effect) this.#remove(effect.cut)?.cut();
+    else if ("hangUp" in effect) this.#hangUp(this.#remove(effect.hangUp));
     else if ("event" in effect) this.#event(effect);
     else if ("reply" in effect) this.#reply(effect);
-    else if ("closed" in effect) this.#done();
+    else if ("closed" in effect) this.#resolveClosed();
     else this.#log(effect);
   }
 
-  #forget(number: number): Connection | undefined {
+  #remove(number: number): Connection | undefined {
     const connection = this.#connections.get(number);
     this.#connections.delete(number);
     return connection;
   }
 
   #hangUp(connection: Connection | undefined): void {
-    const ending = connection?.hangUp() ?? Promise.resolve();
-    this.#ending.add(ending);
-    void ending.then(() => this.#ending.delete(ending));
+    const closing = connection?.hangUp() ?? Promise.resolve();
+    this.#closing.add(closing);
+    void closing.then(() => this.#closing.delete(closing));
   }
 
   #event({ event: kind, key, token, remaining, reason, advice }: EventEffect): void {
@@ -167,20 +176,20 @@ export class Heartbeat {
     holding.token = token;
     if (kind === "lost" || kind === "released") {
       this.#holdings.delete(key);
-      this.#heard.delete(holding);
+      this.#watched.delete(holding);
       this.#ended.push([reason, holding.names]);
-      holding.over = kind === "lost" ? reason : "released";
+      holding.endReason = kind === "lost" ? reason : "released";
       holding.advice = advice;
     }
-    if (kind !== "acquired") for (const go of holding.waiting.splice(0)) go();
-    if (kind === "lost") this.#toTell.push(() => holding.aborts.abort(holding.lost()));
+    if (kind !== "acquired") for (const resolve of holding.waiters.splice(0)) resolve();
+    if (kind === "lost") this.#callbacks.push(() => holding.loss.abort(holding.lossError()));
     const left = { milliseconds: remaining };
     const event = { kind, names: holding.names, token, remaining: left, reason };
-    this.#toTell.push(() => this.tell(event));
+    this.#callbacks.push(() => this.emit(event));
   }
 
-  /** The handler may be asynchronous, and may throw what is no Error. */
-  async tell(event: LeaseEvent): Promise<void> {
+  /** Calls `onEvent`, which may be asynchronous, and may throw something that is no Error. */
+  async emit(event: LeaseEvent): Promise<void> {
     try {
       await this.onEvent?.(event);
     } catch (error) {
@@ -191,7 +200,7 @@ export class Heartbeat {
   #reply(reply: Reply): void {
     const holding = this.#holdings.get(reply.reply);
     if (reply.error !== undefined) this.#holdings.delete(reply.reply);
-    if (holding) this.#toTell.push(() => holding.settle(reply));
+    if (holding) this.#callbacks.push(() => holding.settle(reply));
   }
 
   #log({ log, key = "", code, reason }: LogEffect): void {
@@ -202,56 +211,59 @@ export class Heartbeat {
       const cause = this.#holdings.get(key)?.cause ?? code;
       return warn(`no lease could be acquired, and it is tried again: ${cause}`);
     }
-    const why = log === "lost" ? reason : "unconfirmed";
-    const names = this.#ended.flatMap(([reason, names]) => (reason === why ? names : []));
-    const more = names.length > MOST_NAMES ? ` and ${names.length - MOST_NAMES} more` : "";
-    const all = `${names.slice(0, MOST_NAMES).join(", ")}${more}`;
-    warn(`${names.length > 1 ? "leases are" : "the lease is"} ${log} (${why}): ${all}`);
+    const endReason = log === "lost" ? reason : "unconfirmed";
+    const names = this.#ended.flatMap(([reason, names]) => (reason === endReason ? names : []));
+    const more =
+      names.length > MAX_LOGGED_NAMES ? ` and ${names.length - MAX_LOGGED_NAMES} more` : "";
+    const all = `${names.slice(0, MAX_LOGGED_NAMES).join(", ")}${more}`;
+    warn(`${names.length > 1 ? "leases are" : "the lease is"} ${log} (${endReason}): ${all}`);
   }
 
   // Calls.
 
-  async #run(call: CallEffect): Promise<void> {
+  /** Sends a call, and gives its answer to the machine. */
+  async #send(call: CallEffect): Promise<void> {
     const { call: number, open } = call;
     const holding = this.#holdings.get(call.for ?? "");
     if (holding) holding.cause = undefined;
-    const statement = this.statements.of(call, holding?.request);
+    const statement = this.statements.forCall(call, holding?.request);
     if (open) this.#connect(call.connection);
-    const on = this.#connections.get(call.connection) as Connection;
+    const connection = this.#connections.get(call.connection) as Connection;
     let isOpen = !open;
     let input: (states: LeaseStates) => void;
     try {
       if (open) {
-        await on.open(this.open, Math.max(call.limit, OPENING));
+        await connection.open(this.open, Math.max(call.limit, SHORTEST_OPENING));
         isOpen = true;
         this.#input((states) => states.sent(number), number);
       } else {
-        // An end that has come already is read first.
-        on.isToSend = true;
+        // First the end of the connection is read, if it has come already.
+        connection.isAboutToSend = true;
         await new Promise(setImmediate);
-        on.isToSend = false;
+        connection.isAboutToSend = false;
       }
-      const answer = on.isEnded && !open ? undefined : read(call, await on.rows(statement));
+      const answer =
+        connection.isEnded && !open ? undefined : answerOf(call, await connection.rows(statement));
       input = (states) =>
         answer ? states.answered(number, ...answer) : states.failed(number, "unsent", true);
     } catch (error) {
-      const word =
-        sqlstateOf(error) || (on.isEnded || sessionEnded(error) ? "ended" : "unreadable");
-      // In Jest and node:vm, errors of Node.js are none of the program's own Error.
+      const codeOfCall =
+        sqlstateOf(error) || (connection.isEnded || sessionEnded(error) ? "ended" : "unreadable");
+      // In Jest and node:vm the errors of Node.js are no instances of the program's Error.
       const isError = error instanceof Error || types.isNativeError(error);
-      const code = isError ? (isOpen ? word : codeOfOpening(error)) : "panicked";
+      const code = isError ? (isOpen ? codeOfCall : codeOfOpening(error)) : "panicked";
       this.#lastError = error;
-      if (holding) [holding.cause, holding.role] = [error, on.role];
-      input = (states) => states.failed(number, code, on.isEnded);
+      if (holding) [holding.cause, holding.role] = [error, connection.role];
+      input = (states) => states.failed(number, code, connection.isEnded);
     }
     this.#input(input, number);
   }
 
   #connect(number: number): void {
     const connection = new Connection(() => {
-      // The error of its call, if there is one, comes first.
+      // The error of the call on the connection, if there is one, comes first.
       setImmediate(() => {
-        if (connection.isToSend) return;
+        if (connection.isAboutToSend) return;
         this.#connections.delete(number);
         this.#input((states) => states.disconnected(number));
       });
@@ -259,10 +271,10 @@ export class Heartbeat {
     this.#connections.set(number, connection);
   }
 
-  // What the program asks for.
+  // Requests of the program.
 
-  /** Throws LeaseTaken; and the reason of the signal as soon as that is aborted: a grant that comes
-   * all the same is given back. */
+  /** Acquires a lease. Throws LeaseTaken and the other errors of an acquire; and the reason of the
+   * signal as soon as that is aborted, after which a late grant is released. */
   async acquire(request: Omit<LeaseRequest, "id">, signal?: AbortSignal): Promise<Holding> {
     signal?.throwIfAborted();
     const id = String(++this.#lastId);
@@ -271,7 +283,7 @@ export class Heartbeat {
       const holding = new Holding({ ...request, id }, (reply) => {
         signal?.removeEventListener("abort", giveUp);
         if (reply.leases) resolve(holding);
-        else reject(reply.error === "GivenUp" ? signal?.reason : toldOfAcquire(reply, holding));
+        else reject(reply.error === "GivenUp" ? signal?.reason : errorOfAcquire(reply, holding));
       });
       this.#holdings.set(id, holding);
       signal?.addEventListener("abort", giveUp);
@@ -283,28 +295,32 @@ export class Heartbeat {
     return { milliseconds: this.#states.remaining(clock(), holding.request.id) };
   }
 
-  /** Throws LeaseLost if it is over, whatever the heartbeat does. */
+  /** Throws LeaseLost if the lease is not held by the clock of now, without waiting for the
+   * timer. */
   check(holding: Holding): void {
     if (this.remaining(holding).milliseconds > 0) return;
     this.#input(() => {});
-    holding.isHeard = true;
-    throw holding.lost();
+    holding.isLossSeen = true;
+    throw holding.lossError();
   }
 
-  /** Waits for the next renewal of these, or their end. */
+  /** Renews the leases at once, and waits for the outcome. */
   async renew(holdings: readonly Holding[]): Promise<void> {
-    const renewed = Promise.all(holdings.map((holding) => holding.next()));
+    const renewed = Promise.all(holdings.map((holding) => holding.nextChange()));
     this.suspect(holdings);
-    await within(LONGEST, renewed, () => {}).catch(() => {});
+    await within(LONGEST_CALL, renewed, () => {}).catch(() => {});
   }
 
-  /** Has the next renewal tell whether they are lost. */
+  /** Renews the leases at once, which shows whether they are lost. */
   suspect(holdings: readonly Holding[]): void {
     this.#input((states) => states.suspect(keysOf(holdings)));
   }
 
-  /** Tells how far the transaction has come that releases them. */
-  last(holdings: readonly Holding[], stage: Parameters<LeaseStates["lastTransaction"]>[1]): void {
+  /** Reports the stage of the transaction that releases the leases. */
+  lastTransaction(
+    holdings: readonly Holding[],
+    stage: Parameters<LeaseStates["lastTransaction"]>[1],
+  ): void {
     this.#input((states) => states.lastTransaction(keysOf(holdings), stage));
   }
 
@@ -318,56 +334,63 @@ export class Heartbeat {
     this.#input((states) => states.rowUnlocked(keysOf(holdings)));
   }
 
-  hear(holding: Holding, lease: unknown): void {
-    holding.isHeard = true;
-    if (holding.over === undefined) this.#heard.set(holding, lease);
-    this.#plan(clock());
+  /** Records that the program has the signal of the lease. */
+  watch(holding: Holding, lease: unknown): void {
+    holding.isLossSeen = true;
+    if (holding.endReason === undefined) this.#watched.set(holding, lease);
+    this.#schedule(clock());
   }
 
-  /** No error if that fails: then it ends at its ttl. */
+  /** Releases the lease. If that fails no error is thrown, and it ends at its ttl. */
   async release(holding: Holding): Promise<void> {
     this.#input((states) => states.release(holding.request.id));
-    while (holding.over === undefined) await holding.next();
+    while (holding.endReason === undefined) await holding.nextChange();
   }
 
-  /** The program refers to the lease no more. */
-  forget(holding: Holding): void {
-    if (holding.over === undefined) {
+  /** Releases a lease to which the program no longer refers. */
+  releaseForgotten(holding: Holding): void {
+    if (holding.endReason === undefined) {
       warn(`the lease ${holding.names.join(", ")} was forgotten, and not released`);
-      holding.aborts.abort(new LeaseLost("released", holding.names));
+      holding.loss.abort(new LeaseLost("released", holding.names));
     }
     void this.release(holding);
   }
 
-  /** Ends the statement that this session is running, if it is one. */
-  cancel(session: unknown): void {
-    if (session === undefined) return;
-    const on = new Connection(() => {});
-    const statement = ["SELECT pg_cancel_backend($1::text::integer)", String(session)] as const;
-    const sent = on.open(this.open, LONGEST).then(() => on.rows(statement));
-    const ends = () => this.#hangUp(on);
-    void within(LONGEST, sent, () => on.cut()).then(ends, ends);
+  /** Cancels the statement that a process of the server is running. `pid` is undefined if the
+   * driver does not show it. */
+  cancel(pid: unknown): void {
+    if (pid === undefined) return;
+    const connection = new Connection(() => {});
+    const statement = ["SELECT pg_cancel_backend($1::text::integer)", String(pid)] as const;
+    const opened = connection.open(this.open, LONGEST_CALL);
+    const canceled = opened.then(() => connection.rows(statement));
+    const hangUp = () => this.#hangUp(connection);
+    void within(LONGEST_CALL, canceled, () => connection.cut()).then(hangUp, hangUp);
   }
 
-  /** Gives everything back, and ends all waits. */
+  /** Releases all leases, and ends all waits. */
   async close(): Promise<void> {
     this.#input((states) => states.close());
     await this.#closed;
-    await Promise.all(this.#ending);
+    await Promise.all(this.#closing);
   }
 }
 
 const keysOf = (holdings: readonly Holding[]) => holdings.map(({ request }) => request.id);
 
-/** Tokens stay below 2^53 for longer than anybody will care: a number is exact. */
+/** Returns the token as a number, or throws RangeError if no number is exactly the token. Tokens of
+ * the server do not reach 2^53 in practice. */
 export function numberOf(token: unknown): number {
   const number = Number(token);
   if (Number.isSafeInteger(number) && token !== null && token !== "") return number;
   throw new RangeError(`a token that no number of JavaScript holds exactly: ${token}`);
 }
 
-/** What the rows of an answer say. */
-function read(call: CallEffect, rows: readonly Row[]): [rows: Rows[keyof Rows][], taken?: Taken] {
+/** Returns the rows of a call as the arguments of LeaseStates.answered. */
+function answerOf(
+  call: CallEffect,
+  rows: readonly Row[],
+): [rows: Rows[keyof Rows][], taken?: Taken] {
   const { do: verb, names } = call;
   if (rows.length !== (verb === "acquire" || verb === "undo" ? 1 : names.length)) {
     throw new Error(`the server's answer has ${rows.length} rows`);
@@ -391,6 +414,7 @@ export function warn(what: string): void {
   process.emitWarning(what, "pg_fence");
 }
 
-/** Those that have a lease, or are about to. A process that ends normally gives it back. */
+/** The heartbeats that have a lease, or are acquiring one. A process that ends normally releases
+ * its leases. */
 const ACTIVE = new Set<Heartbeat>();
 process.on("beforeExit", () => ACTIVE.forEach((heartbeat) => void heartbeat.close()));

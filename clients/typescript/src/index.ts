@@ -1,5 +1,5 @@
-/** Leases with fencing tokens of the extension pg_fence; `Fence` is in `pg_fence/pg` and
- * `pg_fence/postgres`. @module */
+/** Leases with fencing tokens of the PostgreSQL extension pg_fence. The class `Fence` is in
+ * `pg_fence/pg` and in `pg_fence/postgres`. @module */
 export { Closed, FenceError, LeaseLost, LeaseTaken, NoAnswer, NoConnection } from "./errors.js";
 export { NotGranted, NotInstalled, Refused, TransactionLost } from "./errors.js";
 export type { Reason, WaitsFor } from "./errors.js";

@@ -9,9 +9,9 @@ import { FAILED, Transaction } from "./transaction.js";
 
 export * from "./index.js";
 
-/** Where connections come from: a connection string or URL, settings of a client, a pool, for its
- * settings, or a function that opens a connection, or takes one from a pool, which gets it back
- * ended. */
+/** The source of connections: a connection string, a URL, the settings of a client, a pool, of
+ * which only the settings are used, or a function that opens a connection or takes one from a pool.
+ * A connection of a pool is ended when it is released to the pool. */
 export type Source = string | URL | pg.ClientConfig | pg.Pool | (() => PromiseLike<pg.ClientBase>);
 export type On = pg.Pool | pg.ClientBase;
 export type Lease = fence.Lease<On, pg.ClientBase>;
@@ -43,7 +43,7 @@ function opener(source: Source): Opener {
   }
   return async (limit, ended) => {
     const connectionTimeoutMillis = Math.min(limit, config.connectionTimeoutMillis || limit);
-    // A pool hides its password from those who list its settings.
+    // The password of a pool's settings is not enumerable, so a spread leaves it out.
     const password = config.password === undefined ? {} : { password: config.password };
     const own: object = { ...config, ...password, connectionTimeoutMillis, binary: false };
     const client = new pg.Client(own);
@@ -54,21 +54,21 @@ function opener(source: Source): Opener {
 }
 
 /** The parts of a client that the types of pg leave out. */
-interface Inner extends Pick<pg.Client, "user" | "end"> {
+interface InnerClient extends Pick<pg.Client, "user" | "end"> {
   readonly connection: { readonly stream: Duplex };
   readonly processID: number | null;
   unref(): void;
 }
-const innerOf = (client: pg.ClientBase) => client as unknown as Inner;
-/** Columns as the server writes them, whatever the program makes of them. */
+const innerOf = (client: pg.ClientBase) => client as unknown as InnerClient;
+/** Returns columns as the server writes them, also if the program has set other parsers. */
 const types = { getTypeParser: () => String } as unknown as pg.CustomTypesConfig;
-/** The longest timer: each call has its own limit, and one that waits takes longer than any of the
- * program's. */
+/** The longest time that a timer takes. The program's timeout, which may be shorter than a wait,
+ * must not apply to calls: each has its own limit. */
 const query_timeout = 2 ** 31 - 1;
 
 function sessionOn(client: pg.ClientBase, ended: () => void): Session {
   client.on("error", ended).on("end", ended);
-  // A client of a pool has its place there until it is given back.
+  // A client of a pool occupies a place there until it is released.
   client.once("end", () => (client as Partial<pg.PoolClient>).release?.(true));
   const inner = innerOf(client);
   return {
@@ -91,47 +91,48 @@ class PgTransaction extends Transaction<pg.ClientBase> {
   }
 
   async begin(): Promise<pg.ClientBase> {
-    const client = await this.until(() => this.#connected());
+    const client = await this.unlessBroken(() => this.#connected());
     const status = client.getTransactionStatus();
     if (status === null) {
       const takes = "a connected client of pg 8.21 or newer, and not its native bindings";
       throw new TypeError(`a guard takes ${takes}`);
     }
     this.#client = client;
-    [this.role, this.session] = [innerOf(client).user, innerOf(client).processID];
+    [this.role, this.pid] = [innerOf(client).user, innerOf(client).processID];
     this.isInner = status !== "I";
     await this.#run(this.isInner ? "SAVEPOINT pg_fence" : "BEGIN").catch((error) => {
-      // It may have ended before we listened.
-      if (sessionEnded(error)) this.breaks(error);
-      this.refused(error);
+      // The session may have ended before it was watched.
+      if (sessionEnded(error)) this.markBroken(error);
+      this.failBegin(error);
     });
     return client;
   }
 
   #connected(): Promise<pg.ClientBase> {
-    // Without a listener, a session that ends between two queries ends the process, too.
-    const heard = (client: pg.ClientBase) => client.on("error", this.#ended).on("end", this.#ended);
+    // Without a listener a session that ends between two queries would end the process.
+    const watched = (client: pg.ClientBase) =>
+      client.on("error", this.#ended).on("end", this.#ended);
     const { on } = this;
-    if (!isPool(on)) return Promise.resolve(heard(on));
+    if (!isPool(on)) return Promise.resolve(watched(on));
     return new Promise((resolve, reject) =>
       on.connect((error, client, release) => {
         if (client === undefined) return reject(error);
         if (this.broken !== undefined) return release();
         this.#release = release;
-        resolve(heard(client));
+        resolve(watched(client));
       }),
     );
   }
 
   readonly #ended = (error: unknown = new Error("Connection terminated")): void =>
-    this.breaks(error);
+    this.markBroken(error);
   #run(text: string): Promise<pg.QueryResult | undefined> {
-    return this.until(async () => this.#client?.query(text));
+    return this.unlessBroken(async () => this.#client?.query(text));
   }
 
   async commit(): Promise<void> {
-    const done = await this.#run(this.isInner ? "RELEASE SAVEPOINT pg_fence" : "COMMIT");
-    if (done?.command === "ROLLBACK") throw new TransactionLost(FAILED);
+    const result = await this.#run(this.isInner ? "RELEASE SAVEPOINT pg_fence" : "COMMIT");
+    if (result?.command === "ROLLBACK") throw new TransactionLost(FAILED);
   }
 
   protected undo(): Promise<unknown> {
@@ -142,11 +143,13 @@ class PgTransaction extends Transaction<pg.ClientBase> {
 
   async count({ from, values }: Counted): Promise<number> {
     const text = `SELECT ${from}`;
-    const answer = await this.until(async () => this.#client?.query({ text, values: [...values] }));
-    return answer?.rowCount ?? 0;
+    const result = await this.unlessBroken(async () =>
+      this.#client?.query({ text, values: [...values] }),
+    );
+    return result?.rowCount ?? 0;
   }
 
-  /** The driver knows already whether it is open. */
+  /** Asks the server only if the driver's own status is not that of an open transaction. */
   override async check(): Promise<void> {
     if (this.broken !== undefined || this.#client?.getTransactionStatus() !== "T")
       await super.check();
@@ -158,7 +161,7 @@ class PgTransaction extends Transaction<pg.ClientBase> {
   }
 
   override leave(): void {
-    // The end of one that was broken off is told later.
+    // A connection that was cut reports its end later, so it keeps its listeners.
     if (this.broken === undefined) this.#client?.off("error", this.#ended).off("end", this.#ended);
     this.#release(this.broken !== undefined);
   }

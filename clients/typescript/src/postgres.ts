@@ -14,8 +14,8 @@ type Types = any;
 type Sql = postgres.Sql<Types>;
 type TransactionSql = postgres.TransactionSql<Types>;
 
-/** Where connections come from: a connection string or URL, options, what `postgres()` returned,
- * for its options, or a function that returns such with `max: 1`. */
+/** The source of connections: a connection string, a URL, options, what `postgres()` returned, of
+ * which only the options are used, or a function that returns such an `sql` with `max: 1`. */
 export type Source = string | URL | postgres.Options<Types> | Sql | (() => Sql | PromiseLike<Sql>);
 export type On = Sql | TransactionSql;
 export type Lease = fence.Lease<On, TransactionSql>;
@@ -30,11 +30,12 @@ export class Fence extends fence.Fence<On, TransactionSql> {
   }
 }
 
-/** Bun's own SQL has most of its methods, but shows no connection that could be broken off. What
- * `sql.reserve` gave begins no transaction. */
-function isOfPostgres(one: unknown): one is On {
-  const [all, begins] = [Object(one), ["begin", "savepoint"]];
-  return "typed" in all && begins.some((verb) => verb in all);
+/** True if the value is of this driver and can begin a transaction, which what `sql.reserve` gave
+ * cannot. Bun's own SQL is not: it has most of the methods, but shows no connection that could be
+ * cut. */
+function isOfPostgres(value: unknown): value is On {
+  const [sql, verbs] = [Object(value), ["begin", "savepoint"]];
+  return "typed" in sql && verbs.some((verb) => verb in sql);
 }
 
 function opener(source: Source): Opener {
@@ -43,21 +44,21 @@ function opener(source: Source): Opener {
   }
   const isText = typeof source === "string" || source instanceof URL;
   if (!isText && !isSettings(source) && !isOfPostgres(source)) {
-    const what = "a connection string, a URL, options of postgres, what postgres() returned";
-    throw new TypeError(`a fence takes ${what} (and not Bun's SQL), or a function: not ${source}`);
+    const takes = "a connection string, a URL, options of postgres, what postgres() returned";
+    throw new TypeError(`a fence takes ${takes} (and not Bun's SQL), or a function: not ${source}`);
   }
-  // Nothing is connected before the first query.
+  // postgres() opens no connection before the first query.
   const given = (isText ? String(source) : source) as string;
   const { options } = typeof source === "function" ? source : postgres(given);
   return async (limit, ended) => {
-    const places = options.host.map((host, at) => [host, options.port[at] ?? 5432] as const);
-    const each = limit / places.length;
+    const hosts = options.host.map((host, i) => [host, options.port[i] ?? 5432] as const);
+    const limitOfEach = limit / hosts.length;
     let failure: unknown;
-    for (const [host, port] of places) {
+    for (const [host, port] of hosts) {
       try {
-        return await opened(options, host, port, each, ended);
+        return await open(options, host, port, limitOfEach, ended);
       } catch (error) {
-        // If one of them may be there later, so may the others.
+        // If a retry may succeed for one of the hosts, the error is that of this host.
         if (codeOfOpening(failure) !== "connect") failure = error;
       }
     }
@@ -65,8 +66,8 @@ function opener(source: Source): Opener {
   };
 }
 
-/** Connects to one of the hosts. */
-async function opened(
+/** Opens a session on one of the hosts. */
+async function open(
   options: Sql["options"],
   host: string,
   port: number,
@@ -74,38 +75,39 @@ async function opened(
   ended: () => void,
 ) {
   let socket: Socket | undefined;
-  // It looks at `host` where it begins TLS.
-  const open = async () =>
+  // The driver reads `host` of the socket when it begins TLS.
+  const connectSocket = async () =>
     Object.assign(options.path ? connect(options.path) : connect(port, host), { host });
-  const opens = (options as { socket?: (of: object) => Promise<Socket> }).socket ?? open;
+  const openSocket =
+    (options as { socket?: (of: object) => Promise<Socket> }).socket ?? connectSocket;
   const sql = postgres({
     ...options,
-    // Options that were read once are not read again, so these are in their inner form.
+    // The driver does not parse options that it has parsed before, so these have their parsed form.
     ...{ max: 1, prepare: false, fetch_types: false, idle_timeout: null, max_lifetime: null },
     ...{ parameters: {}, onnotice() {}, connect_timeout: limit / 1000 },
-    // With more hosts it would try again instead of telling that this one refuses.
+    // With more hosts the driver would retry, and not report that this one refuses.
     ...{ host: [host], port: [port] },
-    // The driver shows no other way to a socket of its own.
-    socket: async () => (socket = (await opens(options)).unref()),
+    // The driver has no other way to get at the socket of a connection.
+    socket: async () => (socket = (await openSocket(options)).unref()),
     transform: { undefined: undefined, column: {}, value: {}, row: {} },
     shared: { retries: 0, typeArrayMap: {} },
   } as object);
   return sessionOn(sql, ended, () => socket?.destroy());
 }
 
-/** The connection, as the driver shows it to a query's option `onexecute`. */
-type Inner = { terminate(): void; onclose: ((error: Error) => void) | null };
+/** The connection that the driver passes to a query's option `onexecute`. */
+type InnerConnection = { terminate(): void; onclose: ((error: Error) => void) | null };
 
-/** A query without parameters, which tells of the connection that it runs on, and of its end. */
+/** Runs an empty query. `begun` is called with its connection, and `ended` when that has ended. */
 function watch(
   sql: On,
-  begun: (inner: Inner) => void,
+  begun: (inner: InnerConnection) => void,
   ended: (error: Error) => void,
 ): PromiseLike<unknown> {
-  const onexecute = (inner: Inner) => {
-    const before = inner.onclose;
+  const onexecute = (inner: InnerConnection) => {
+    const previous = inner.onclose;
     inner.onclose = (error) => {
-      before?.(error);
+      previous?.(error);
       ended(error);
     };
     begun(inner);
@@ -114,10 +116,11 @@ function watch(
   return sql.unsafe("SELECT", [], { onexecute } as object);
 }
 
-/** The one connection of an `sql`; `close` closes its socket, if that is ours. */
+/** Returns the session on the one connection of an `sql`. `close` closes its socket, if this
+ * package has opened it. */
 async function sessionOn(sql: Sql, ended: () => void, close = () => {}): Promise<Session> {
-  let inner: Inner | undefined;
-  // The program's rows may be anything; those of this connection are ours.
+  let inner: InnerConnection | undefined;
+  // The program may have set a transformation of rows, which this connection must not have.
   const { transform } = sql.options as { transform?: { row?: unknown } };
   if (transform?.row) transform.row = {};
   await watch(sql, (opened) => (inner = opened), ended);
@@ -131,7 +134,7 @@ async function sessionOn(sql: Sql, ended: () => void, close = () => {}): Promise
       inner?.terminate();
       close();
     },
-    // Without a limit, the driver waits for ever for a query of a connection that has ended.
+    // Without a limit the driver waits for ever for a query of a connection that has ended.
     end: () => sql.end({ timeout: 1 }),
   };
 }
@@ -140,9 +143,9 @@ const ROLLBACK = new Error("rolled back");
 
 class PostgresTransaction extends Transaction<TransactionSql> {
   #sql: TransactionSql | undefined;
-  #inner: Inner | undefined;
-  #isOver = false;
-  /** The whole transaction, as `sql.begin` sees it, and how to end it. */
+  #inner: InnerConnection | undefined;
+  #hasEnded = false;
+  /** The result of `sql.begin` or `sql.savepoint`, and the functions that end its transaction. */
   #whole: Promise<unknown> = Promise.resolve();
   #commit: () => void = () => {};
   #fail: (error: unknown) => void = () => {};
@@ -153,41 +156,42 @@ class PostgresTransaction extends Transaction<TransactionSql> {
   }
 
   async begin(): Promise<TransactionSql> {
-    const begun = new Promise<TransactionSql>((begun, failed) => {
+    const begun = new Promise<TransactionSql>((resolve, reject) => {
       const scope = (tx: TransactionSql) =>
         new Promise<void>((commit, fail) => {
           [this.#commit, this.#fail] = [commit, fail];
-          this.broken === undefined ? begun(tx) : fail(this.broken);
+          this.broken === undefined ? resolve(tx) : fail(this.broken);
         });
       this.#whole = "savepoint" in this.on ? this.on.savepoint(scope) : this.on.begin(scope);
-      // No rollback may follow an end: the driver loses the connection, and others wait for it.
+      // After the end of the session there must be no rollback: the driver would lose the
+      // connection for which others wait.
       this.#whole.catch((error) => {
-        failed(error);
-        if (this.#sql) this.breaks(error);
+        reject(error);
+        if (this.#sql) this.markBroken(error);
       });
     });
-    const tx = await this.until(() => begun);
+    const tx = await this.unlessBroken(() => begun);
     this.#sql = tx;
     const ended = (error: Error) => {
       this.#inner = undefined;
-      this.breaks(error);
+      this.markBroken(error);
     };
-    await this.until(() => watch(tx, (inner) => (this.#inner = inner), ended));
-    return this.#untilOver(tx);
+    await this.unlessBroken(() => watch(tx, (inner) => (this.#inner = inner), ended));
+    return this.#refusingAfterEnd(tx);
   }
 
-  /** After the end of its session the driver hands the connection to others, whose the statements
-   * would then be. */
-  #untilOver(tx: TransactionSql): TransactionSql {
-    const unlessOver = <T>(value: T): T => {
-      if (this.#isOver || this.broken !== undefined)
+  /** Returns a handle that throws after the end of the transaction or its session. The driver then
+   * gives the connection to others, and a late statement would become part of their transaction. */
+  #refusingAfterEnd(tx: TransactionSql): TransactionSql {
+    const unlessEnded = <T>(value: T): T => {
+      if (this.#hasEnded || this.broken !== undefined)
         throw this.broken ?? new Error("the transaction is over");
       return value;
     };
     return new Proxy(tx, {
-      apply: (target, self, args) => Reflect.apply(unlessOver(target), self, args),
+      apply: (target, self, args) => Reflect.apply(unlessEnded(target), self, args),
       get: (target, key) =>
-        ((value: unknown) => (typeof value === "function" ? unlessOver(value) : value))(
+        ((value: unknown) => (typeof value === "function" ? unlessEnded(value) : value))(
           Reflect.get(target, key),
         ),
     });
@@ -195,14 +199,14 @@ class PostgresTransaction extends Transaction<TransactionSql> {
 
   async count({ from, values }: Counted): Promise<number> {
     const text = `SELECT ${from}`;
-    const answer = await this.until(async () => this.#sql?.unsafe(text, [...values]).raw());
-    this.session = (answer?.state as { pid?: number } | undefined)?.pid;
-    return answer?.count ?? 0;
+    const result = await this.unlessBroken(async () => this.#sql?.unsafe(text, [...values]).raw());
+    this.pid = (result?.state as { pid?: number } | undefined)?.pid;
+    return result?.count ?? 0;
   }
 
   async commit(): Promise<void> {
     this.#commit();
-    await this.until(() => this.#whole);
+    await this.unlessBroken(() => this.#whole);
   }
 
   protected async undo(): Promise<void> {
@@ -212,12 +216,12 @@ class PostgresTransaction extends Transaction<TransactionSql> {
 
   override cut(why: string): void {
     super.cut(why);
-    // Data that is written by now goes first: the driver would wait for that for ever, whatever it
-    // connects to next.
+    // Data that the driver has written goes first: otherwise it would wait for ever to write that
+    // data, also on its next connection.
     setImmediate(() => this.#inner?.terminate());
   }
 
   override leave(): void {
-    this.#isOver = true;
+    this.#hasEnded = true;
   }
 }

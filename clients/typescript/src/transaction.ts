@@ -1,71 +1,76 @@
 import { setTimeout as sleep } from "node:timers/promises";
 import { within } from "./connection.js";
 import { FenceError, LeaseLost, LeaseTaken, Refused, TransactionLost } from "./errors.js";
-import { sessionEnded, sqlstateOf, toldOfCall, toldOfWork } from "./errors.js";
+import { errorOfCall, errorOfWork, sessionEnded, sqlstateOf } from "./errors.js";
 import type { Heartbeat, Holding } from "./heartbeat.js";
 import { isOpen, type Counted, type Pair } from "./statements.js";
 
-/** In milliseconds: how long the work may take to find out that its session has ended, for no
- * driver settles all it was sent; and how long a rollback waits for a statement that the work has
- * left behind. */
-const [GRACE, PATIENCE] = [1000, 1000];
+/** How long the work may take to notice that its session has ended, as no driver settles all its
+ * statements; and how long a rollback waits for a statement that the work has left running. In
+ * milliseconds. */
+const [END_NOTICED, ROLLBACK_TIMEOUT] = [1000, 1000];
 export const FAILED = "a statement of the transaction has failed: all of it is rolled back";
 const ENDED = "the work has ended the transaction itself: what it did after that was not guarded";
 
-/** A transaction, as a driver does it; in one that somebody else ends (`isInner`), a savepoint. */
+/** A transaction of a driver. Within one that the program ends (`isInner`) it is a savepoint. */
 export abstract class Transaction<Tx> {
   role: string | undefined;
-  /** The server's process, if the driver tells it. */
-  session: unknown;
-  /** The cause that ended its session, as far as it can be seen: an ORM shows no connection. */
+  /** The number of the server's process, if the driver shows it. */
+  pid: unknown;
+  /** Why the session has ended. */
   broken: unknown;
+  /** False for an ORM, which does not show that its connection has ended. */
   readonly showsEnd: boolean = true;
-  #isRefused = false;
-  #tell: (error: unknown) => void = () => {};
-  readonly #breaks = new Promise<never>((_, reject) => (this.#tell = reject));
+  #hasNotBegun = false;
+  #rejectEnd: (error: unknown) => void = () => {};
+  readonly #end = new Promise<never>((_, reject) => (this.#rejectEnd = reject));
 
   constructor(public isInner = false) {
-    this.#breaks.catch(() => {});
+    this.#end.catch(() => {});
   }
 
-  /** Returns what the work is done with. */
+  /** Begins the transaction, and returns the work's handle of it. */
   abstract begin(): Promise<Tx>;
-  /** The statement that begins it has failed. If the server says so, there is nothing to roll back:
-   * in a transaction that has failed, the savepoint of that name is another guard's. */
-  protected refused(error: unknown): never {
-    this.#isRefused = sqlstateOf(error) !== "";
+  /** Throws the error of the statement that begins the transaction. If it is an error of the
+   * server, there is nothing to roll back: the failed transaction of the program may have a
+   * savepoint of the same name, which is another guard's. */
+  protected failBegin(error: unknown): never {
+    this.#hasNotBegun = sqlstateOf(error) !== "";
     throw error;
   }
   /** Runs a statement, and returns the number of its rows. */
   abstract count(statement: Counted): Promise<number>;
   abstract commit(): Promise<unknown>;
   protected abstract undo(): Promise<unknown>;
+  /** Gives the connection back after the transaction. */
   leave(): void {}
 
-  /** Ends the connection, so that what hangs on it fails, whether the driver notices or not. */
+  /** Ends the connection, so that a statement that hangs on it fails, also if the driver does not
+   * report the end. */
   cut(why: string): void {
-    this.breaks(new Error(`Connection terminated: ${why}`));
+    this.markBroken(new Error(`Connection terminated: ${why}`));
   }
 
-  /** Its session has ended. */
-  protected breaks(error: unknown): void {
+  /** Records that the session has ended. */
+  protected markBroken(error: unknown): void {
     this.broken ??= error;
-    this.#tell(this.broken);
+    this.#rejectEnd(this.broken);
   }
 
-  /** The result of a statement, or the end of the session. */
-  protected async until<T>(statement: () => PromiseLike<T>): Promise<T> {
+  /** Returns the result of the statement, or throws as soon as the session has ended. */
+  protected async unlessBroken<T>(statement: () => PromiseLike<T>): Promise<T> {
     if (this.broken !== undefined) throw this.broken;
-    return Promise.race([statement(), this.#breaks]);
+    return Promise.race([statement(), this.#end]);
   }
 
-  /** The result of the work; when the session has ended, it has a moment to find out. */
-  worked<T>(work: PromiseLike<T>): Promise<T> {
-    const late = this.#breaks.catch((error) => sleep(GRACE).then(() => Promise.reject(error)));
+  /** Returns the result of the work, or throws a second after the session has ended: the work may
+   * notice the end first, and throw an error of its own. */
+  resultOf<T>(work: PromiseLike<T>): Promise<T> {
+    const late = this.#end.catch((error) => sleep(END_NOTICED).then(() => Promise.reject(error)));
     return Promise.race([work, late]);
   }
 
-  /** Throws if it is open no more. */
+  /** Throws TransactionLost if the transaction has failed, or is no longer open. */
   async check(): Promise<void> {
     const open = await this.count(isOpen).catch((error) => {
       throw sqlstateOf(error) === "25P02" ? new TransactionLost(FAILED, error) : error;
@@ -73,19 +78,20 @@ export abstract class Transaction<Tx> {
     if (open === 0) throw Object.assign(new TransactionLost(ENDED), { inDoubt: true });
   }
 
-  /** A connection on which that fails, or takes too long, ends. */
+  /** Rolls back, or cuts the connection if that fails or takes too long. `late` is called if it
+   * takes too long. */
   async rollback(late: () => void): Promise<void> {
-    if (this.broken !== undefined || this.#isRefused) return;
-    const undone = within(PATIENCE, this.undo(), late);
+    if (this.broken !== undefined || this.#hasNotBegun) return;
+    const undone = within(ROLLBACK_TIMEOUT, this.undo(), late);
     await undone.catch(() => this.cut("it could not be rolled back"));
   }
 }
 
-/** Runs a query in an open transaction of an ORM's, and returns what that returned. */
+/** Runs a query in the open transaction of an ORM, and returns what the ORM returned. */
 export type Query = (sql: string) => PromiseLike<unknown>;
 
-/** That transaction, of which we see no more than its queries. ORMs differ in how they take
- * parameters: here the values are digits of the statement. */
+/** The open transaction of an ORM, which shows nothing but the results of queries. ORMs differ in
+ * how they take parameters, so the statement contains the values, as hexadecimal digits. */
 export class OpenTransaction extends Transaction<undefined> {
   override readonly showsEnd = false;
 
@@ -94,18 +100,18 @@ export class OpenTransaction extends Transaction<undefined> {
   }
 
   async begin(): Promise<undefined> {
-    await this.#run("SAVEPOINT pg_fence").catch((error) => this.refused(error));
+    await this.#run("SAVEPOINT pg_fence").catch((error) => this.failBegin(error));
   }
 
   async count({ from, values }: Counted): Promise<number> {
-    const digits = (value = "") =>
+    const literal = (value = "") =>
       `convert_from(decode('${Buffer.from(value).toString("hex")}', 'hex'), 'UTF8')`;
     const text = `SELECT count(*)::int AS n, pg_backend_pid() AS pid ${from}`;
-    const result = await this.#run(text.replace(/\$(\d+)/g, (_, at) => digits(values[at - 1])));
-    // Sequelize returns the rows and something beside.
+    const result = await this.#run(text.replace(/\$(\d+)/g, (_, at) => literal(values[at - 1])));
+    // Sequelize returns a pair of the rows and its metadata.
     const { rows } = Object(result) as { rows?: unknown };
-    const [count, session] = Object.values(Object([rows ?? result].flat(2)[0]));
-    this.session = session;
+    const [count, pid] = Object.values(Object([rows ?? result].flat(2)[0]));
+    this.pid = pid;
     if (count === undefined) throw new TypeError("the function returns no rows of its query");
     return Number(count);
   }
@@ -120,15 +126,15 @@ export class OpenTransaction extends Transaction<undefined> {
   }
 
   #run(text: string): Promise<unknown> {
-    return this.until(() => this.query(text));
+    return this.unlessBroken(() => this.query(text));
   }
 }
 
-/** What guards a transaction: leases of the fence, or a number that somebody else grants. */
-export interface Under {
+/** What guards a transaction: leases of the fence, or an adopted lease. */
+export interface GuardedBy {
   readonly heartbeat: Heartbeat;
-  /** The leases of the holdings. They are held on to while the transaction runs, so that none is
-   * collected. */
+  /** The leases of the holdings. This reference keeps them from the garbage collector while the
+   * transaction runs. */
   readonly leases: readonly unknown[];
   readonly holdings: readonly Holding[];
   readonly adopted: Pair | undefined;
@@ -137,71 +143,74 @@ export interface Under {
 
 type Stage = "begin" | "work" | "end" | "commit";
 
-/** Does the work in a transaction under leases, and returns what it returned. */
+/** Does the work in a transaction that is guarded by leases, and returns the work's result. */
 export async function guarded<Tx, T>(
-  of: Under,
-  make: () => Transaction<Tx>,
+  by: GuardedBy,
+  makeTransaction: () => Transaction<Tx>,
   work: (tx: Tx) => PromiseLike<T>,
 ): Promise<T> {
-  if (of.holdings.length === 0 && !of.adopted) throw new TypeError("a guard takes a lease");
-  const first = new Guard(of, make());
+  if (by.holdings.length === 0 && !by.adopted) throw new TypeError("a guard takes a lease");
+  const first = new Guard(by, makeTransaction());
   return first.run(work).catch(async (error: unknown) => {
-    const isSilent = error instanceof Refused && error.sqlstate === "PF004" && !of.adopted;
-    if (!isSilent || first.stage !== "begin" || first.transaction.isInner) throw error;
-    // After a failover no token speaks until its holder has renewed.
-    await of.heartbeat.renew(of.holdings);
-    return new Guard(of, make()).run(work);
+    const isInvalid = error instanceof Refused && error.sqlstate === "PF004" && !by.adopted;
+    if (!isInvalid || first.stage !== "begin" || first.transaction.isInner) throw error;
+    // After a failover a token is valid only after a renewal.
+    await by.heartbeat.renew(by.holdings);
+    return new Guard(by, makeTransaction()).run(work);
   });
 }
 
-/** One transaction under leases. */
+/** One transaction that is guarded by leases. */
 class Guard<Tx> {
   stage: Stage = "begin";
-  #isResting = false;
-  #isTouching = false;
+  #isReleasing = false;
+  #hasRowLocks = false;
   readonly #rows: readonly Holding[];
   readonly #pairs: readonly Pair[];
-  /** The leases that can be lost under it. Not a row lease whose window is over: its last write is
-   * checked by the table's trigger. */
+  /** The leases whose loss ends the transaction. A row lease whose window is over is none of them
+   * if it is released: the table's trigger checks its last write. */
   readonly #held: readonly Holding[];
 
   constructor(
-    readonly of: Under,
+    readonly by: GuardedBy,
     readonly transaction: Transaction<Tx>,
   ) {
-    const { holdings, adopted, release } = of;
+    const { holdings, adopted, release } = by;
     this.#rows = holdings.filter(({ isRow }) => isRow);
     const pairsOf = ({ isRow, names, token }: Holding) =>
       isRow ? [] : names.map((name) => ({ name, token }));
     this.#pairs = adopted ? [adopted] : holdings.flatMap(pairsOf);
-    this.#held = holdings.filter(({ isRow, over }) => !(isRow && release && over === "deadline"));
+    this.#held = holdings.filter(
+      ({ isRow, endReason }) => !(isRow && release && endReason === "deadline"),
+    );
   }
 
   async run<T>(work: (tx: Tx) => PromiseLike<T>): Promise<T> {
-    const { transaction, of } = this;
+    const { transaction, by } = this;
     this.#check();
-    // From here on a loss breaks the connection off, if it hangs, too.
-    for (const { aborts } of this.#held) aborts.signal.addEventListener("abort", this.#cut);
-    let ends: "committed" | "inner" | "in doubt" | "rolled back" = "rolled back";
+    // From here on a loss cuts the connection, also while a statement hangs on it.
+    for (const { loss } of this.#held) loss.signal.addEventListener("abort", this.#cut);
+    let end: "committed" | "inner" | "in doubt" | "rolled back" = "rolled back";
     try {
-      const result = await this.#does(work);
-      ends = transaction.isInner ? "inner" : "committed";
+      const result = await this.#runWork(work);
+      end = transaction.isInner ? "inner" : "committed";
       return result;
     } catch (error) {
-      const told = await this.#told(error);
-      const isLoss = told instanceof LeaseLost || told instanceof TransactionLost;
-      if (this.stage === "commit" && told !== error && isLoss) {
-        // The server has ended an idle transaction before it read the commit.
-        told.inDoubt = !transaction.isInner && !/^25P0[34]$/.test(sqlstateOf(error));
-        if (told.inDoubt) ends = "in doubt";
+      const typed = await this.#typed(error);
+      const isLoss = typed instanceof LeaseLost || typed instanceof TransactionLost;
+      if (this.stage === "commit" && typed !== error && isLoss) {
+        // After these codes nothing is in doubt: the server has ended an idle transaction before it
+        // read the commit.
+        typed.inDoubt = !transaction.isInner && !/^25P0[34]$/.test(sqlstateOf(error));
+        if (typed.inDoubt) end = "in doubt";
       }
-      // A statement that the work has left running would hold its locks.
-      await transaction.rollback(() => of.heartbeat.cancel(transaction.session));
-      throw told;
+      // A statement that the work has left running keeps its locks until it is canceled.
+      await transaction.rollback(() => by.heartbeat.cancel(transaction.pid));
+      throw typed;
     } finally {
-      if (this.#isResting) of.heartbeat.last(of.holdings, ends);
-      if (this.#isTouching) of.heartbeat.rowUnlocked(this.#rows);
-      for (const { aborts } of this.#held) aborts.signal.removeEventListener("abort", this.#cut);
+      if (this.#isReleasing) by.heartbeat.lastTransaction(by.holdings, end);
+      if (this.#hasRowLocks) by.heartbeat.rowUnlocked(this.#rows);
+      for (const { loss } of this.#held) loss.signal.removeEventListener("abort", this.#cut);
       transaction.leave();
     }
   }
@@ -209,28 +218,28 @@ class Guard<Tx> {
   readonly #cut = () => this.transaction.cut("the lease is lost");
 
   #check(): void {
-    for (const holding of this.#held) this.of.heartbeat.check(holding);
+    for (const holding of this.#held) this.by.heartbeat.check(holding);
   }
 
-  async #does<T>(work: (tx: Tx) => PromiseLike<T>): Promise<T> {
-    const { heartbeat, holdings, release } = this.of;
+  async #runWork<T>(work: (tx: Tx) => PromiseLike<T>): Promise<T> {
+    const { heartbeat, holdings, release } = this.by;
     const tx = await this.transaction.begin();
-    // Rows are written first, so that nobody else gets them.
+    // Rows are written first, so that nobody else can claim them.
     for (const row of this.#rows) {
       const count = await this.transaction.count(heartbeat.statements.guardRow(row));
-      if (count === 0) throw this.#gone(row.names, row);
+      if (count === 0) throw this.#goneError(row.names, row);
     }
-    this.#isTouching = this.#rows.length > 0;
-    if (this.#isTouching) heartbeat.rowLocked(this.#rows);
+    this.#hasRowLocks = this.#rows.length > 0;
+    if (this.#hasRowLocks) heartbeat.rowLocked(this.#rows);
     if (this.#pairs.length > 0)
       await this.transaction.count(heartbeat.statements.guard(this.#pairs));
     this.#check();
     this.stage = "work";
-    const result = await this.transaction.worked(work(tx));
+    const result = await this.transaction.resultOf(work(tx));
     this.stage = "end";
-    // The heartbeat leaves out what is about to be released.
-    if (release) heartbeat.last(holdings, "begins");
-    this.#isResting = release;
+    // From here on the heartbeat does not renew the leases that are being released.
+    if (release) heartbeat.lastTransaction(holdings, "begins");
+    this.#isReleasing = release;
     await this.transaction.check();
     if (release) await this.#release();
     this.stage = "commit";
@@ -239,50 +248,52 @@ class Guard<Tx> {
   }
 
   async #release(): Promise<void> {
-    const { statements } = this.of.heartbeat;
-    for (const row of this.#rows) await this.transaction.count(statements.lastOfRow(row));
+    const { statements } = this.by.heartbeat;
+    for (const row of this.#rows) await this.transaction.count(statements.lastRow(row));
     if (this.#pairs.length === 0) return;
-    const ended = this.#pairs[(await this.transaction.count(statements.last(this.#pairs))) - 1];
-    if (!ended) return;
-    const isOf = ({ names, token }: Holding) => names.includes(ended.name) && token === ended.token;
-    throw this.#gone([ended.name], this.of.holdings.find(isOf));
+    const gone = this.#pairs[(await this.transaction.count(statements.last(this.#pairs))) - 1];
+    if (!gone) return;
+    const isOfPair = ({ names, token }: Holding) =>
+      names.includes(gone.name) && token === gone.token;
+    throw this.#goneError([gone.name], this.by.holdings.find(isOfPair));
   }
 
-  /** The server says so in the transaction; the next renewal tells it to the heartbeat. */
-  #gone(names: readonly string[], holding?: Holding): LeaseLost {
+  /** Returns the error of a lease that the server no longer has. The heartbeat learns of the loss
+   * by a renewal. */
+  #goneError(names: readonly string[], holding?: Holding): LeaseLost {
     if (holding) {
-      holding.isHeard = true;
-      this.of.heartbeat.suspect([holding]);
+      holding.isLossSeen = true;
+      this.by.heartbeat.suspect([holding]);
     }
     return new LeaseLost("gone", names);
   }
 
-  /** The typed error, if it is one. A connection that was broken off because of a loss tells the
-   * loss. */
-  async #told(error: unknown): Promise<unknown> {
-    const { transaction, stage, of } = this;
+  /** Returns the error to throw, as a type of this package if one fits. If a loss has cut the
+   * connection, that is the loss. */
+  async #typed(error: unknown): Promise<unknown> {
+    const { transaction, stage, by } = this;
     const state = sqlstateOf(error);
-    // The error of a statement comes before its socket is closed, by which postgres tells the end.
+    // The driver postgres throws the error of a statement before it reports the end of the session.
     await sleep(1);
     if (!(error instanceof FenceError) && sessionEnded(error)) {
-      // A connection of something else may have broken: that is the work's own business.
+      // The work may use other connections, whose end is not the end of this one.
       if (state !== "" || transaction.broken !== undefined || !transaction.showsEnd) {
         const lost = this.#held.find(({ isLost }) => isLost);
-        if (lost) lost.isHeard = true;
-        const what = `the session ended under the transaction: ${(error as Error).message}`;
-        return lost?.lost(error) ?? new TransactionLost(what, error);
+        if (lost) lost.isLossSeen = true;
+        const message = `the session ended under the transaction: ${(error as Error).message}`;
+        return lost?.lossError(error) ?? new TransactionLost(message, error);
       }
     }
-    if (state === "PF001" || state === "PF004") of.heartbeat.suspect(of.holdings);
-    // A deferred trigger or constraint of the program's fails at the commit.
+    if (state === "PF001" || state === "PF004") by.heartbeat.suspect(by.holdings);
+    // At the commit a deferred trigger or constraint of the program may fail.
     const isOurs = stage === "begin" || stage === "end";
-    const told = isOurs ? toldOfCall(error, transaction.role) : toldOfWork(error);
+    const typed = isOurs ? errorOfCall(error, transaction.role) : errorOfWork(error);
     // NULL from lease_adopt: an older number is guarded. PF004 from it: another holder has adopted
     // this number.
-    const isTaken = stage === "begin" && of.adopted && (state === "22004" || state === "PF004");
-    if (!isTaken || !(told instanceof Refused)) return told;
-    const { holder } = told.detail;
-    const by = typeof holder === "string" ? holder : undefined;
-    return new LeaseTaken([of.adopted.name], by, undefined, undefined, error);
+    const isTaken = stage === "begin" && by.adopted && (state === "22004" || state === "PF004");
+    if (!isTaken || !(typed instanceof Refused)) return typed;
+    const { holder } = typed.detail;
+    const name = typeof holder === "string" ? holder : undefined;
+    return new LeaseTaken([by.adopted.name], name, undefined, undefined, error);
   }
 }

@@ -1,10 +1,10 @@
 /**
- * What the vectors and the scenarios of all clients do not show: the shape of the API, the drivers
- * and the ORMs, and what is JavaScript's own.
+ * The tests of what the vectors and the scenarios of all clients leave out: the shape of the API,
+ * the drivers and the ORMs, and what only JavaScript has.
  *
  *     DATABASE_URL=postgresql://… node tests/pg_fence.test.mjs pg    (or postgres)
  *
- * The database has the extension and is otherwise of no use: tables are made and dropped in it.
+ * The database has the extension, and no other use: the tests create and drop tables in it.
  */
 import assert from "node:assert/strict";
 import { execFile } from "node:child_process";
@@ -33,20 +33,20 @@ const URL = process.env.DATABASE_URL ?? "";
 const ON_PG = (process.argv[2] ?? "pg") === "pg";
 const LONG = { ttl: { minutes: 5 } };
 const PAY = "UPDATE orders SET status = 'paid' WHERE id = 7";
-/** Those of other tests are on other databases. */
+/** The sessions of these tests. Those of other tests are on other databases. */
 const SESSIONS = `pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()`;
 
 const admin = new pg.Client(URL);
 const pool = new pg.Pool({ connectionString: URL, max: 3 });
-// A row may become anything.
+// The program may turn rows into anything.
 const transform = { row: { from: (row: object) => ({ made: Object.keys(row) }) } };
 const sql = postgres(URL, { max: 3, onnotice() {}, transform });
 const { host, port, database, user } = admin as Required<pg.Client>;
-/** As this driver's settings name them. */
+/** Returns the settings of a connection as this role, in this driver's terms. */
 const as = (user: string): any => ({ host, port, database, [ON_PG ? "user" : "username"]: user });
 
 const Fence: new (...of: any[]) => onPg.Fence = ON_PG ? onPg.Fence : (onPostgres.Fence as any);
-/** The source of transactions, and how the work runs a statement. */
+/** What transactions begin on, and how the work runs a statement. */
 const on: any = ON_PG ? pool : sql;
 const run = (tx: any, statement: string) => (ON_PG ? tx.query(statement) : tx.unsafe(statement));
 const fence = new Fence(on);
@@ -74,7 +74,7 @@ const value = async (statement: string): Promise<any> =>
 const status = () => value("SELECT status FROM orders");
 const revoke = (name = "order:7") => value(`SELECT lease_revoke('${name}')`).then(() => {});
 
-/** The error that it is rejected with. */
+/** Returns the error of the work. */
 async function errorOf(work: () => PromiseLike<unknown>): Promise<any> {
   try {
     await work();
@@ -84,13 +84,13 @@ async function errorOf(work: () => PromiseLike<unknown>): Promise<any> {
   return assert.fail("nothing is thrown");
 }
 
-test("what is shown are the verbs, and nothing internal", () => {
-  const shown = Object.getOwnPropertyNames(Object.getPrototypeOf(Fence).prototype).sort();
-  assert.equal(shown.join(), "adopted,close,constructor,guard,keepRow,lead,lease");
+test("a fence has its verbs, and shows nothing internal", () => {
+  const visible = Object.getOwnPropertyNames(Object.getPrototypeOf(Fence).prototype).sort();
+  assert.equal(visible.join(), "adopted,close,constructor,guard,keepRow,lead,lease");
   assert.deepEqual(Object.keys(fence.adopted("job", 3)), ["name", "token", "guard"]);
 });
 
-test("the types are strict, and what is wrong is named", async () => {
+test("arguments are checked, and an error names the wrong one", async () => {
   const began = () => assert.fail("it began");
   // As sql.reserve gives it.
   const reserved = Object.assign(async () => [], { unsafe() {}, typed() {}, release() {} });
@@ -128,11 +128,11 @@ test("the types are strict, and what is wrong is named", async () => {
   }
 });
 
-test("what a fence is made from", async () => {
-  const mine = () => (ON_PG ? new pg.Client(URL).connect() : postgres(URL, { max: 1, transform }));
-  // Of the hosts, which pg does not take, the first one refuses.
+test("a fence takes each kind of source", async () => {
+  const open = () => (ON_PG ? new pg.Client(URL).connect() : postgres(URL, { max: 1, transform }));
+  // The first of the hosts refuses. pg takes only one host.
   const hosts = ON_PG ? URL : `postgres://${host}:1,${host}:${port}/${database}?user=${user}`;
-  for (const source of [URL, new globalThis.URL(URL), hosts, as(`${user}`), on, mine]) {
+  for (const source of [URL, new globalThis.URL(URL), hosts, as(`${user}`), on, open]) {
     await using made = new Fence(source, { schema: "public" });
     await made.lease("job", { session: true }, async (lease) => assert.ok(lease.held));
   }
@@ -156,7 +156,7 @@ test("a function may give a pool's clients, and a query_timeout ends no wait", a
     await made.lease("job", {}, () => value(cut).then(() => sleep(50)));
 });
 
-test("an outage is one, too, if its error is none of this realm", async (t) => {
+test("an error of another realm is an outage, too", async (t) => {
   if (!ON_PG) return t.skip();
   let opened = 0;
   const refused = "Object.assign(new Error(), { code: 'ECONNREFUSED', syscall: 'connect' })";
@@ -187,17 +187,17 @@ test("a renewal without an answer is logged as that", async (t) => {
   assert.match(message, /tried again: no answer$/);
 });
 
-test("what is not acquired says why, at once if no other try could open a connection", async (t) => {
+test("a failed acquire says why, at once if no retry can open a connection", async (t) => {
   await admin.query("CREATE ROLE nobody_else LOGIN");
   t.after(() => admin.query("DROP ROLE nobody_else"));
   const fails = () => Promise.reject(new Error("no secret"));
-  const says: [RegExp, unknown][] = [
+  const cases: [RegExp, unknown][] = [
     [/^NotGranted: .*fence_grant\('nobody_else'\)/, as("nobody_else")],
     [/^NoConnection: .*does not exist/, { ...as(`${user}`), database: "nowhere" }],
     [/^NoConnection: .*no secret/, fails],
   ];
-  if (ON_PG) says.push([/^NoConnection: .*not support SSL/, { ...as(`${user}`), ssl: true }]);
-  for (const [message, source] of says) {
+  if (ON_PG) cases.push([/^NoConnection: .*not support SSL/, { ...as(`${user}`), ssl: true }]);
+  for (const [message, source] of cases) {
     await using made = new Fence(source);
     const [wait, stop] = [{ minutes: 1 }, AbortSignal.timeout(30_000)];
     await assert.rejects(made.lease("job", { wait, signal: stop }), message);
@@ -219,7 +219,7 @@ test("several leases guard one transaction, and its last statement releases them
   await fence.lease("a", LONG, async () => {});
 });
 
-test("numbers of others are exact, and a guard returns what its work does", async () => {
+test("numbers of other systems are exact, and a guard returns the result of its work", async () => {
   const adopted = fence.adopted("elsewhere", 2n ** 60n);
   assert.equal(await adopted.guard(on, async () => 42), 42);
   assert.equal(await value("SELECT token FROM lease_info('elsewhere')"), String(2n ** 60n));
@@ -227,7 +227,7 @@ test("numbers of others are exact, and a guard returns what its work does", asyn
   await admin.query("SELECT lease_forget('elsewhere')");
 });
 
-test("a row that was claimed is kept, written under its lease, and given up", async () => {
+test("a claimed row is kept, written under its lease, and released", async () => {
   const claim = `UPDATE runs SET held_until = clock_timestamp() + '1 s' WHERE held_until IS NULL
     RETURNING fence`;
   const [key, token] = [{ part: "a", id: 1 }, await value(claim)];
@@ -241,17 +241,17 @@ test("a row that was claimed is kept, written under its lease, and given up", as
     };
     await lease.guard(on, work, { release: true });
   });
-  const givenUp = "SELECT state FROM runs WHERE held_until IS NULL";
-  assert.equal(await value(givenUp), "done");
+  const released = "SELECT state FROM runs WHERE held_until IS NULL";
+  assert.equal(await value(released), "done");
   const lost = await errorOf(() => fence.keepRow("runs", key, token));
   assert.ok(lost instanceof LeaseLost && lost.reason === "gone", String(lost));
   const other = await fence.keepRow("public.runs", key, await value(claim), LONG);
   await other.release();
-  assert.ok(!other.held && (await value(givenUp)));
+  assert.ok(!other.held && (await value(released)));
   await using named = new Fence(on, { schema: "public" });
-  const mine = await named.keepRow("runs", key, await value(claim), LONG);
-  await mine.guard(on, async () => {}, { release: true });
-  assert.ok(await value(givenUp));
+  const own = await named.keepRow("runs", key, await value(claim), LONG);
+  await own.guard(on, async () => {}, { release: true });
+  assert.ok(await value(released));
 });
 
 test("a session that ends is no loss, and leaves the pool as it was", async () => {
@@ -317,21 +317,21 @@ test("a loss ends work that hangs, and aborts the signal", async () => {
   assert.ok(lost instanceof LeaseLost && lost.reason === "gone", "and not the timer's AbortError");
 });
 
-test("the end of a block tells a loss that nothing has told, and replaces no error", async () => {
-  const untold = await errorOf(async () => {
+test("the end of a block throws an unseen loss, and replaces no error", async () => {
+  const unseen = await errorOf(async () => {
     await using _ = await fence.lease("order:7", LONG);
     await revoke();
   });
-  const told = await errorOf(async () => {
+  const seen = await errorOf(async () => {
     await using lease = await fence.lease("order:7", LONG);
     await revoke();
     await lease.guard(on, () => assert.fail("it began"));
   });
-  // And no SuppressedError.
-  for (const error of [untold, told]) assert.ok(error instanceof LeaseLost, error);
+  // Neither is a SuppressedError.
+  for (const error of [unseen, seen]) assert.ok(error instanceof LeaseLost, error);
 });
 
-test("events are told in their order, to a handler that may fail", async () => {
+test("events come in their order, to a handler that may fail", async () => {
   const events: string[] = [];
   const onEvent = ({ kind, reason }: LeaseEvent) => {
     events.push(kind + (reason ?? ""));
@@ -366,12 +366,13 @@ test("a process does not end while it waits for a loss", async () => {
   assert.equal((await promisify(execFile)(process.execPath, flags)).stdout, "at_most\n");
 });
 
-test("a lease that nothing refers to is released, but not while work goes by a part of it", async () => {
+test("a lease that nothing refers to is released, unless work uses a part of it", async () => {
   setFlagsFromString("--expose-gc");
   const gc = runInNewContext("gc");
   const stop = new AbortController();
   const end = once(stop.signal, "abort");
-  const use = <T,>(name: string, of: (lease: onPg.Lease) => T) => fence.lease(name, LONG).then(of);
+  const use = <T,>(name: string, take: (lease: onPg.Lease) => T) =>
+    fence.lease(name, LONG).then(take);
   const signal = await use("by signal", ({ signal }) => signal);
   const guard = await use("by guard", ({ guard }) => guard);
   const works = [
@@ -386,11 +387,12 @@ test("a lease that nothing refers to is released, but not while work goes by a p
   await guard(on, async () => {});
   stop.abort();
   await Promise.all(works);
-  const told = ["the lease forgotten was forgotten, and not released"];
-  assert.deepEqual([warnings, signal.aborted], [told, false]);
+  const expected = ["the lease forgotten was forgotten, and not released"];
+  assert.deepEqual([warnings, signal.aborted], [expected, false]);
 });
 
-// The ORMs, by what runs a query in a transaction of theirs: their answers differ.
+// Each ORM begins a transaction, and passes on a function that runs a query in it. The results of
+// such queries differ from ORM to ORM.
 
 type Begin = (work: (query: Query) => any) => any;
 type Orm = [begin: Begin, close: () => unknown];
@@ -423,7 +425,7 @@ const ORMS: Record<string, () => Orm | Promise<Orm>> = {
     return [begin, () => own.end()];
   },
   prisma() {
-    // Its client is generated.
+    // Prisma's client is generated.
     const { PrismaClient } = createRequire(import.meta.url)("./prisma/index.js");
     const db = new PrismaClient({ adapter: new PrismaPg({ host, port, user, database }) });
     const begin: Begin = (work) =>
@@ -433,23 +435,23 @@ const ORMS: Record<string, () => Orm | Promise<Orm>> = {
 };
 
 for (const [name, open] of Object.entries(ORMS)) {
-  test(`${name}: a lease guards its transaction, whose end decides on a release in it`, async (t) => {
+  test(`${name}: a lease guards its transaction, and is released if that commits`, async (t) => {
     const [begin, close] = await open();
     t.after(close);
     await using lease = await fence.lease("order:7", LONG);
     await using other = await fence.lease("other", LONG);
-    const pays = (of: onPg.Lease, release: boolean, then = async () => {}) =>
+    const pay = (guarding: onPg.Lease, release: boolean, then = async () => {}) =>
       begin(async (query) => {
-        await of.guard(query, async () => query(PAY), { release });
+        await guarding.guard(query, async () => query(PAY), { release });
         await then();
       });
-    const [mine, fails] = [new Error("mine"), async () => assert.fail(mine)];
-    assert.equal(await errorOf(() => pays(lease, true, fails)), mine);
-    assert.equal((await errorOf(() => pays(other, false))).sqlstate, "PF004");
+    const [own, fail] = [new Error("own"), async () => assert.fail(own)];
+    assert.equal(await errorOf(() => pay(lease, true, fail)), own);
+    assert.equal((await errorOf(() => pay(other, false))).sqlstate, "PF004");
     await sleep(500);
-    assert.ok(lease.held && (await status()) === "new", "it lives on");
-    // The end of this block tells no loss.
-    await pays(lease, true);
+    assert.ok(lease.held && (await status()) === "new", "it stays held");
+    // The end of this block throws no loss.
+    await pay(lease, true);
     assert.equal(await status(), "paid");
     const work = () => revoke("other");
     const gone = () => begin((query) => other.guard(query, work, { release: true }));

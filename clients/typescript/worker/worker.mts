@@ -1,8 +1,7 @@
 /**
- * The worker of the scenarios in TypeScript: does what it reads, a JSON object a line, and says what became of it.
- *
- * Its orders and answers are the same for the clients of all languages, and written down in clients/new-language.md.
- * `--driver` is `pg` or `postgres`.
+ * The worker of the scenarios in TypeScript. It reads orders, one JSON object a line, carries them
+ * out, and writes what has happened. clients/new-language.md specifies the orders and the answers,
+ * which are the same for the clients of all languages. `--driver` is `pg` or `postgres`.
  */
 import { createHook } from "node:async_hooks";
 import { createInterface } from "node:readline";
@@ -18,7 +17,7 @@ type Order = Record<string, any>;
 
 const ON_PG = !process.argv.includes("postgres");
 
-// Timers and sockets, also those that do not keep the process alive.
+// The timers and sockets that exist, also those that do not keep the process alive.
 const alive = new Set<number>();
 createHook({
   init: (id, type) => void (/^(Timeout|TCPWRAP|TCPCONNECTWRAP)$/.test(type) && alive.add(id)),
@@ -29,12 +28,12 @@ function say(event: string, more: object = {}): void {
   process.stdout.write(`${JSON.stringify({ event, at: Date.now(), ...more })}\n`);
 }
 
-/** An error of the work's own. */
-class Work extends Error {}
+/** An error of the leader's work. */
+class WorkError extends Error {}
 
-function refused(error: any): void {
+function sayRefused(error: any): void {
   const sqlstate = error?.sqlstate ?? (/^[0-9A-Z]{5}$/.test(error?.code) ? error.code : undefined);
-  const kinds: [new (...of: any[]) => Error, string][] = [
+  const kinds: [new (...args: any[]) => Error, string][] = [
     [pgFence.TransactionLost, error?.inDoubt ? "in-doubt" : "transaction-lost"],
     [pgFence.LeaseTaken, "taken"],
     [pgFence.LeaseLost, "lost"],
@@ -54,7 +53,7 @@ function refused(error: any): void {
   });
 }
 
-/** Rejects as soon as the caller's own deadline has passed. */
+/** Rejects after `ms` milliseconds, if the work has no result by then. */
 async function within<T>(ms: number | undefined, work: PromiseLike<T>): Promise<T> {
   if (ms === undefined) return work;
   const signal = AbortSignal.timeout(ms);
@@ -66,32 +65,32 @@ async function within<T>(ms: number | undefined, work: PromiseLike<T>): Promise<
   ]);
 }
 
-/** The next connection of the fence's cannot be opened. */
-let isBroken = false;
+/** True if the fence's next connection must fail to open. */
+let failsNextOpening = false;
 
-function breaks(): void {
-  if (!isBroken) return;
-  isBroken = false;
+function failIfBroken(): void {
+  if (!failsNextOpening) return;
+  failsNextOpening = false;
   throw "broken";
 }
 
-/** The differences between the drivers. */
-interface Side {
+/** What differs between the drivers. */
+interface Driver {
   fence(onEvent: (event: pgFence.LeaseEvent) => void): PgFence | PostgresFence;
-  /** Opens a connection, has something done with it, and closes it. */
-  with(work: (on: any) => Promise<void>, options?: string): Promise<void>;
+  /** Opens a connection, does the work with it, and closes it. */
+  withConnection(work: (on: any) => Promise<void>, options?: string): Promise<void>;
   run(tx: any, text: string, values?: any[]): Promise<any>;
 }
 
-function onPg({ host, port, user, dbname, application }: Order): Side {
+function onPg({ host, port, user, dbname, application }: Order): Driver {
   const settings = { host, port, user, database: dbname, application_name: application };
   const open = () => {
-    breaks();
+    failIfBroken();
     return new pg.Client({ ...settings, connectionTimeoutMillis: 2000 }).connect();
   };
   return {
     fence: (onEvent) => new PgFence(open, { onEvent }),
-    async with(work, options) {
+    async withConnection(work, options) {
       const client = new pg.Client({ ...settings, options });
       client.on("error", () => {});
       try {
@@ -105,15 +104,15 @@ function onPg({ host, port, user, dbname, application }: Order): Side {
   };
 }
 
-function onPostgres({ host, port, user, dbname, application }: Order): Side {
+function onPostgres({ host, port, user, dbname, application }: Order): Driver {
   const settings = { host, port, user, database: dbname, max: 1, onnotice() {} };
   const open = () => {
-    breaks();
+    failIfBroken();
     return postgres({ ...settings, connection: { application_name: application } });
   };
   return {
     fence: (onEvent) => new PostgresFence(open, { onEvent }),
-    async with(work, options) {
+    async withConnection(work, options) {
       const sql = postgres({
         ...settings,
         connection: { application_name: application, ...(options ? { options } : {}) },
@@ -130,12 +129,12 @@ function onPostgres({ host, port, user, dbname, application }: Order): Side {
 
 const lines = createInterface({ input: process.stdin })[Symbol.asyncIterator]();
 
-async function next(): Promise<Order | undefined> {
+async function nextOrder(): Promise<Order | undefined> {
   const { value, done } = await lines.next();
   return done ? undefined : JSON.parse(value);
 }
 
-/** In milliseconds since 1970. */
+/** Returns the deadline of a lease in milliseconds since 1970. */
 function deadlineOf({ remaining }: { remaining: { milliseconds: number } }): number {
   return Math.floor(Date.now() + remaining.milliseconds);
 }
@@ -143,60 +142,61 @@ function deadlineOf({ remaining }: { remaining: { milliseconds: number } }): num
 const CLAIM = `UPDATE run SET held_until = clock_timestamp() + $1 * interval '1 ms' WHERE id = (
     SELECT id FROM run WHERE held_until IS NULL OR held_until < clock_timestamp()
     FOR UPDATE SKIP LOCKED) RETURNING fence`;
-/** Orders within a transaction. */
-const WITHIN = ["update", "sleep", "commit", "rollback", "commit-itself", "fail-and-go-on"];
+/** The orders that are for an open transaction. */
+const IN_TRANSACTION = ["update", "sleep", "commit", "rollback", "commit-itself", "fail-and-go-on"];
 const ROLLBACK = new Error("rollback");
 
 class Worker {
   lease: any;
-  /** What it writes: that of the row that it keeps, or `work`. */
+  /** The table that orders write: that of the row lease, or `work`. */
   table = "work";
-  /** Of `hold`. */
-  many: any[] = [];
-  crowd = new Set<string>();
-  side!: Side;
+  /** The leases that `hold` has acquired, and all names that it was given. */
+  heldLeases: any[] = [];
+  heldNames = new Set<string>();
+  driver!: Driver;
   fence!: any;
   leading: Promise<void> | undefined;
   stopping = new AbortController();
-  how: string | undefined;
+  /** What the leader's work does next. */
+  workOrder: string | undefined;
 
   async serve(): Promise<void> {
-    for (let order = await next(); order !== undefined; order = await next()) {
+    for (let order = await nextOrder(); order !== undefined; order = await nextOrder()) {
       const { do: what, ...rest } = order;
       try {
-        if (WITHIN.includes(what))
+        if (IN_TRANSACTION.includes(what))
           throw new pgFence.LeaseLost("released", ["its transaction has ended"]);
         if (typeof (this as any)[what] !== "function") throw new Error("unknown order");
         await (this as any)[what](rest);
       } catch (error) {
-        refused(error);
+        sayRefused(error);
       }
     }
     await this.fence.close();
   }
 
-  connect(place: Order): void {
-    this.side = ON_PG ? onPg(place) : onPostgres(place);
-    this.fence = this.side.fence(({ kind, names: [name], token, remaining, reason }) => {
+  connect(order: Order): void {
+    this.driver = ON_PG ? onPg(order) : onPostgres(order);
+    this.fence = this.driver.fence(({ kind, names: [name], token, remaining, reason }) => {
       if (kind === "lost") say("lost", { name, reason });
-      if (kind === "renewed" && !this.crowd.has(`${name}`))
+      if (kind === "renewed" && !this.heldNames.has(`${name}`))
         say("renewed", { token, deadline: deadlineOf({ remaining }) });
     });
     process.once("SIGTERM", () => void this.fence.close().finally(() => process.exit(0)));
     say("connected");
   }
 
-  async ends(): Promise<void> {
+  async endLease(): Promise<void> {
     await this.lease?.release?.();
     this.lease = undefined;
     this.table = "work";
   }
 
   async claim({ ttl_ms }: Order): Promise<void> {
-    await this.ends();
+    await this.endLease();
     let claimed: any;
-    await this.side.with(async (on) => {
-      const result = await this.side.run(on, CLAIM, [ttl_ms]);
+    await this.driver.withConnection(async (on) => {
+      const result = await this.driver.run(on, CLAIM, [ttl_ms]);
       claimed = (result.rows ?? result)[0];
     });
     if (claimed === undefined) return say("taken");
@@ -207,11 +207,11 @@ class Worker {
   }
 
   update(tx: any, value: string): Promise<any> {
-    return this.side.run(tx, `UPDATE ${this.table} SET value = $1 WHERE id = 1`, [value]);
+    return this.driver.run(tx, `UPDATE ${this.table} SET value = $1 WHERE id = 1`, [value]);
   }
 
   async acquire({ names, ttl_ms, wait_ms = 0, within_ms, ...kind }: Order): Promise<void> {
-    await this.ends();
+    await this.endLease();
     const signal = within_ms === undefined ? undefined : AbortSignal.timeout(within_ms);
     const spans = { ttl: { milliseconds: ttl_ms }, wait: { milliseconds: wait_ms } };
     try {
@@ -228,27 +228,27 @@ class Worker {
   }
 
   async hold({ names, ttl_ms }: Order): Promise<void> {
-    for (const name of names) this.crowd.add(name);
-    // A hundred at a time: an acquire that waits for its turn for 20 s is given up.
+    for (const name of names) this.heldNames.add(name);
+    // A hundred at a time: an acquire that is not sent within 20 s fails.
     for (let from = 0; from < names.length; from += 100) {
-      const some: string[] = names.slice(from, from + 100);
+      const batch: string[] = names.slice(from, from + 100);
       const options = { ttl: { milliseconds: ttl_ms } };
-      const taken = await Promise.allSettled(some.map((name) => this.fence.lease(name, options)));
-      for (const one of taken) {
-        if (one.status === "fulfilled") this.many.push(one.value);
-        else if (one.reason instanceof pgFence.LeaseTaken) return say("taken");
-        else throw one.reason;
+      const acquires = batch.map((name) => this.fence.lease(name, options));
+      for (const result of await Promise.allSettled(acquires)) {
+        if (result.status === "fulfilled") this.heldLeases.push(result.value);
+        else if (result.reason instanceof pgFence.LeaseTaken) return say("taken");
+        else throw result.reason;
       }
     }
     this.holding();
   }
 
   holding(): void {
-    say("holding", { count: this.many.filter(({ held }) => held).length });
+    say("holding", { count: this.heldLeases.filter(({ held }) => held).length });
   }
 
   async "release-all"(): Promise<void> {
-    await Promise.all(this.many.splice(0).map((lease) => lease.release()));
+    await Promise.all(this.heldLeases.splice(0).map((lease) => lease.release()));
     say("released");
   }
 
@@ -258,51 +258,53 @@ class Worker {
     say("adopted", { token });
   }
 
-  held(): any {
+  currentLease(): any {
     if (this.lease === undefined) throw new pgFence.LeaseLost("gone", ["job"]);
     return this.lease;
   }
 
   check(): void {
-    this.held().check();
+    this.currentLease().check();
     say("held");
   }
 
   async release(): Promise<void> {
-    this.held().check();
+    this.currentLease().check();
     await this.lease[Symbol.asyncDispose]();
     say("released");
   }
 
   async write({ value, release = false, read_first = false }: Order): Promise<void> {
-    const lease = this.held();
-    await this.side.with(async (on) => {
-      if (read_first) await this.side.run(on, "SELECT 1");
+    const lease = this.currentLease();
+    await this.driver.withConnection(async (on) => {
+      if (read_first) await this.driver.run(on, "SELECT 1");
       await lease.guard(on, (tx: any) => this.update(tx, value), { release });
     });
     say("wrote");
   }
 
   async unfenced({ value }: Order): Promise<void> {
-    await this.side.with((on) => this.update(on, value));
+    await this.driver.withConnection((on) => this.update(on, value));
     say("wrote");
   }
 
   async truncate(): Promise<void> {
-    await this.side.with((on) =>
-      this.held().guard(on, (tx: any) => this.side.run(tx, "TRUNCATE work")),
+    await this.driver.withConnection((on) =>
+      this.currentLease().guard(on, (tx: any) => this.driver.run(tx, "TRUNCATE work")),
     );
     say("wrote");
   }
 
   async guard(): Promise<void> {
-    const lease = this.held();
-    await this.side.with((on) => this.transaction("guarded", (work) => lease.guard(on, work)));
+    const lease = this.currentLease();
+    await this.driver.withConnection((on) =>
+      this.transaction("guarded", (work) => lease.guard(on, work)),
+    );
   }
 
   async "guard-all"(): Promise<void> {
-    await this.side.with((on) =>
-      this.transaction("guarded", (work) => this.fence.guard(on, this.many, work)),
+    await this.driver.withConnection((on) =>
+      this.transaction("guarded", (work) => this.fence.guard(on, this.heldLeases, work)),
     );
   }
 
@@ -313,21 +315,22 @@ class Worker {
       await work(on);
       await on.query("COMMIT");
     };
-    await this.side.with(
+    await this.driver.withConnection(
       (on) => this.transaction("presented", (work) => begin(on, work)),
-      pgFence.options(this.held()),
+      pgFence.options(this.currentLease()),
     );
   }
 
-  /** Until it reads `commit` or `rollback`, what it does is one transaction. */
+  /** Carries out orders in one transaction, which `run` begins, until `commit` or `rollback`.
+   * `begun` is the answer once it has begun. */
   async transaction(
     begun: string,
-    by: (work: (tx: any) => Promise<void>) => Promise<void>,
+    run: (work: (tx: any) => Promise<void>) => Promise<void>,
   ): Promise<void> {
     try {
-      await by(async (tx) => {
+      await run(async (tx) => {
         say(begun);
-        await this.steps(tx);
+        await this.runOrders(tx);
       });
     } catch (error) {
       if (error !== ROLLBACK) throw error;
@@ -336,32 +339,32 @@ class Worker {
     say("committed");
   }
 
-  async steps(tx: any): Promise<void> {
-    for (let step = await next(); step !== undefined; step = await next()) {
-      if (step.do === "commit") return;
-      if (step.do === "rollback") throw ROLLBACK;
-      if (step.do === "update") {
-        await this.update(tx, step.value);
+  async runOrders(tx: any): Promise<void> {
+    for (let order = await nextOrder(); order !== undefined; order = await nextOrder()) {
+      if (order.do === "commit") return;
+      if (order.do === "rollback") throw ROLLBACK;
+      if (order.do === "update") {
+        await this.update(tx, order.value);
         say("updated");
-      } else if (step.do === "sleep") {
-        await within(step.within_ms, this.side.run(tx, `SELECT pg_sleep(${step.ms / 1000})`));
+      } else if (order.do === "sleep") {
+        await within(order.within_ms, this.driver.run(tx, `SELECT pg_sleep(${order.ms / 1000})`));
         say("slept");
-      } else if (step.do === "guard") {
-        await this.transaction("guarded", (work) => this.held().guard(tx, work));
-      } else if (step.do === "commit-itself") {
-        await this.side.run(tx, "COMMIT");
+      } else if (order.do === "guard") {
+        await this.transaction("guarded", (work) => this.currentLease().guard(tx, work));
+      } else if (order.do === "commit-itself") {
+        await this.driver.run(tx, "COMMIT");
         say("done");
-      } else if (step.do === "fail-and-go-on") {
-        await this.side.run(tx, "SELECT 1 / 0").catch(() => {});
+      } else if (order.do === "fail-and-go-on") {
+        await this.driver.run(tx, "SELECT 1 / 0").catch(() => {});
         say("done");
       } else {
-        throw new Error(`unknown order: ${step.do}`);
+        throw new Error(`unknown order: ${order.do}`);
       }
     }
   }
 
   break(): void {
-    isBroken = true;
+    failsNextOpening = true;
     say("done");
   }
 
@@ -372,13 +375,13 @@ class Worker {
       this.lease = lease;
       say("leading", { token: lease.token, deadline: deadlineOf(lease) });
       while (!stop.aborted) {
-        const how = this.how;
-        this.how = undefined;
-        if (how === "returns") return;
-        if (how === "fails") throw new Work();
-        if (how === "loses-connection") {
-          await this.side.with((on) =>
-            this.side.run(on, "SELECT pg_terminate_backend(pg_backend_pid())"),
+        const { workOrder } = this;
+        this.workOrder = undefined;
+        if (workOrder === "returns") return;
+        if (workOrder === "fails") throw new WorkError();
+        if (workOrder === "loses-connection") {
+          await this.driver.withConnection((on) =>
+            this.driver.run(on, "SELECT pg_terminate_backend(pg_backend_pid())"),
           );
         }
         await sleep(50, undefined, { signal: AbortSignal.any([lease.signal, stop]) }).catch(
@@ -390,7 +393,7 @@ class Worker {
     this.leading = this.fence.lead(name, work, { stop, ttl: { milliseconds: ttl_ms } }).then(
       () => say("stopped"),
       (error: unknown) =>
-        error instanceof Work
+        error instanceof WorkError
           ? say("stopped", { reason: "fails" })
           : say("stopped", { reason: String(error) }),
     );
@@ -398,7 +401,7 @@ class Worker {
   }
 
   work({ how }: Order): void {
-    this.how = how;
+    this.workOrder = how;
     say("done");
   }
 
@@ -416,7 +419,7 @@ class Worker {
     await this.leading;
     await this.fence.close();
     this.lease = this.leading = undefined;
-    this.many = [];
+    this.heldLeases = [];
     say("closed");
   }
 }
