@@ -201,6 +201,20 @@ func TestATransactionOfDatabaseSQLEndsAsItsWorkDoes(t *testing.T) {
 	}
 }
 
+func TestAnErrorOfADeferredTriggerIsTheWorks(t *testing.T) {
+	p := newFixture(t)
+	lease, db := p.acquire(long, "order:7"), p.database("pgx")
+	for _, state := range []string{"42501", "42883", "22P02", "57014"} {
+		p.sql(`CREATE FUNCTION late() RETURNS trigger LANGUAGE plpgsql
+				AS 'BEGIN RAISE SQLSTATE ''` + state + `''; END';
+			CREATE CONSTRAINT TRIGGER late AFTER UPDATE ON orders
+				DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION late()`)
+		err := lease.GuardSQL(background, db, run(pay))
+		p.equal(p.isError(err, err, state) == nil, true)
+		p.sql("DROP FUNCTION late CASCADE")
+	}
+}
+
 func TestAGuardOfSeveralIsBrokenOffByEach(t *testing.T) {
 	p := newFixture(t)
 	for _, driver := range []string{"pgx", "postgres"} {

@@ -442,8 +442,9 @@ func (g *guard) pairs(leases Leases) string {
 // session. After the error of a commit the transaction may have committed all the same.
 func (g *guard) explain(err error, isBroken bool, role string) error {
 	state, ctxErr := sqlStateOf(err), g.ctx.Err()
-	// With these two codes the server has ended an idle transaction before it read the commit.
-	inDoubt := g.stage == committing && !hasAnyPrefix(state, "25P03", "25P04")
+	// With the first two codes the server has ended an idle transaction before it read the commit;
+	// with the third one it has canceled the commit.
+	inDoubt := g.stage == committing && !hasAnyPrefix(state, "25P03", "25P04", "57014")
 	loss := errors.Join(g.check(g.leasesToCheck()), context.Cause(g.until))
 	var fenceErr *Error
 	switch {
@@ -472,7 +473,8 @@ func (g *guard) explain(err error, isBroken bool, role string) error {
 		holder, _ := newRefused(err, state).Detail["holder"].(string)
 		return newLeaseTaken(holder, 0, "", err, g.names...)
 	default:
-		return classify(err, g.stage == working, role)
+		// Deferred triggers and constraints of the program run at the commit.
+		return classify(err, g.stage == working || g.stage == committing, role)
 	}
 	return err
 }
