@@ -215,6 +215,17 @@ func TestAnErrorOfADeferredTriggerIsTheWorks(t *testing.T) {
 	}
 }
 
+func TestAGuardUndoesItsWorkAfterAnInnerGuard(t *testing.T) {
+	p := newFixture(t)
+	lease, db := p.acquire(long, "order:7"), p.database("postgres")
+	tx := must(db.Begin())
+	fails := func(context.Context, *sql.Tx) error { return io.EOF }
+	inner := func(ctx context.Context, tx *sql.Tx) error { return lease.GuardSQL(ctx, tx, fails) }
+	p.isError(lease.GuardSQL(background, tx, run(undo, inner)), io.EOF)
+	noError(tx.Commit())
+	p.equal(p.sql("SELECT status FROM orders"), "new")
+}
+
 func TestAGuardOfSeveralIsBrokenOffByEach(t *testing.T) {
 	p := newFixture(t)
 	for _, driver := range []string{"pgx", "postgres"} {

@@ -137,7 +137,10 @@ func beginSQL(from SQL, work SQLWork) beginFunc {
 		case isInner:
 			err = exec("SAVEPOINT pg_fence")(ctx)
 			t.commit = exec("RELEASE SAVEPOINT pg_fence")
-			t.rollback = exec("ROLLBACK TO SAVEPOINT pg_fence")
+			t.rollback = func(ctx context.Context) error {
+				// A savepoint outlives the rollback to it, and would hide an outer one of the same name.
+				return cmp.Or(exec("ROLLBACK TO SAVEPOINT pg_fence")(ctx), t.commit(ctx))
+			}
 		case canBegin:
 			tx, err = beginner.BeginTx(ctx, nil)
 			t.commit = func(context.Context) error { return tx.Commit() }
