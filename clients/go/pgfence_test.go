@@ -226,6 +226,17 @@ func TestAGuardUndoesItsWorkAfterAnInnerGuard(t *testing.T) {
 	p.equal(p.sql("SELECT status FROM orders"), "new")
 }
 
+func TestAConnectionInATransactionIsLeftAlone(t *testing.T) {
+	p := newFixture(t)
+	conn := must(p.database("pgx").Conn(background))
+	tx := must(conn.BeginTx(background, nil))
+	noError(run("CREATE TABLE undone ()")(background, tx))
+	err := p.acquire(long, "order:7").GuardSQL(background, conn, run(pay))
+	p.isError(err, err, "by a savepoint")
+	noError(cmp.Or(tx.Rollback(), conn.Close()))
+	p.equal(p.sql("SELECT to_regclass('undone') IS NULL"), "t")
+}
+
 func TestAGuardOfSeveralIsBrokenOffByEach(t *testing.T) {
 	p := newFixture(t)
 	for _, driver := range []string{"pgx", "postgres"} {

@@ -52,6 +52,9 @@ type transaction struct {
 	end func()
 }
 
+var errInTransaction = errors.New("pgfence: the connection is in a transaction already: " +
+	"guard its pgx.Tx or *sql.Tx, by a savepoint")
+
 // beginFunc begins a transaction.
 type beginFunc func(context.Context) (*transaction, error)
 
@@ -70,8 +73,7 @@ func beginPgx(from Pgx, work PgxWork) beginFunc {
 		}
 		if conn, ok := source.(*pgx.Conn); ok && !conn.IsClosed() && conn.PgConn().TxStatus() != 'I' {
 			end()
-			return nil, errors.New("pgfence: the connection is in a transaction already: " +
-				"guard its pgx.Tx, by a savepoint")
+			return nil, errInTransaction
 		}
 		tx, err := source.Begin(ctx)
 		if err != nil {
@@ -122,6 +124,10 @@ func beginSQL(from SQL, work SQLWork) beginFunc {
 				}
 				return nil
 			})
+		}
+		if t.socket != nil && !t.socket.IsClosed() && t.socket.TxStatus() != 'I' {
+			t.end()
+			return nil, errInTransaction
 		}
 		tx, isInner := source.(*sql.Tx)
 		beginner, canBegin := source.(interface {
