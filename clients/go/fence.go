@@ -10,6 +10,7 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
+	"database/sql/driver"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -161,8 +162,8 @@ type RowOptions struct {
 }
 
 // KeepRow keeps a row of a table whose rows are leases. A statement of the program has claimed the
-// row, and returned its token; key has the columns of the row's key and their values. The row is
-// renewed at once, for its TTL; the error is [LeaseLost] if another holder has claimed it
+// row, and returned its token; key has the columns of the row's key and their values, as a driver
+// takes them. The row is renewed at once, for its TTL; the error is [LeaseLost] if another holder has claimed it
 // meanwhile. Finish the row in a [Holding.Guard] with [Releasing].
 //
 // The table is named as in SQL. It needs its schema if the connections of the fence, or those of
@@ -175,7 +176,11 @@ func (f *Fence) KeepRow(
 		cmp.Or(options.Deadline, "held_until"),
 	}
 	for _, column := range described.Columns {
-		values = append(values, fmt.Sprint(key[column]))
+		value, err := keyText(key[column])
+		if err != nil {
+			return nil, fmt.Errorf("pgfence: the value of %s in the key: %w", column, err)
+		}
+		values = append(values, value)
 	}
 	row, _ := json.Marshal(values)
 	tableJSON, _ := json.Marshal(described)
@@ -185,6 +190,27 @@ func (f *Fence) KeepRow(
 	}
 	a.names, a.table, a.token = []string{table, string(row)}, string(tableJSON), token
 	return f.h.acquire(ctx, a)
+}
+
+// keyText returns a value of a key as the server reads it.
+func keyText(value any) (string, error) {
+	switch v := value.(type) {
+	case time.Time, *time.Time, driver.Valuer:
+	case [16]byte: // a UUID
+		return fmt.Sprintf("%x", v), nil
+	case fmt.Stringer, uint, uint64: // a driver.Value has no large uint64
+		return fmt.Sprint(v), nil
+	}
+	converted, err := driver.DefaultParameterConverter.ConvertValue(value)
+	switch v := converted.(type) {
+	case nil:
+		return "", cmp.Or(err, errors.New("it is NULL"))
+	case []byte:
+		return fmt.Sprintf(`\x%x`, v), nil
+	case time.Time:
+		return v.Format(time.RFC3339Nano), nil
+	}
+	return fmt.Sprint(converted), nil
 }
 
 // Lead runs the work whenever this process leads, and again after each loss of the lease, of the

@@ -9,6 +9,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"net/netip"
 	"os"
 	"runtime"
 	"strings"
@@ -237,6 +238,25 @@ func TestAConnectionInATransactionIsLeftAlone(t *testing.T) {
 	p.equal(p.sql("SELECT to_regclass('undone') IS NULL"), "t")
 }
 
+func TestAKeyHasValuesOfAnyType(t *testing.T) {
+	p := newFixture(t)
+	at := time.Date(2026, 1, 2, 3, 4, 5, 678000, time.FixedZone("far", 45*60))
+	key := map[string]any{
+		"bytes": []byte("\x00'\xff"), "at": &at, "id": [16]byte{15: 7},
+		"part": sql.NullString{String: "a", Valid: true}, "net": netip.MustParseAddr("::1"),
+	}
+	p.sql("DROP TABLE IF EXISTS runs; " +
+		"CREATE TABLE runs (bytes bytea, at timestamptz, id uuid, part text, net inet)")
+	noError(errorOf(p.admin.Exec(background, "INSERT INTO runs VALUES ($1, $2, $3, $4, $5)",
+		key["bytes"], key["at"], key["id"], key["part"], key["net"])))
+	p.sql("SELECT fence_protect('runs', mode => 'managed', deadline => 'held_until')")
+	token := int64(0)
+	noError(p.admin.QueryRow(background,
+		"UPDATE runs SET held_until = now() + '1 min' RETURNING fence").Scan(&token))
+	lease := must(p.fence.KeepRow(background, "runs", key, token, pgfence.RowOptions{}))
+	noError(lease.Release())
+}
+
 func TestAGuardOfSeveralIsBrokenOffByEach(t *testing.T) {
 	p := newFixture(t)
 	for _, driver := range []string{"pgx", "postgres"} {
@@ -288,11 +308,13 @@ func TestWhatMeansNothingIsRefusedByName(t *testing.T) {
 	missing := pgfence.New(strings.Replace(url, "?", "_no?", 1))
 	open := func(context.Context) (pgfence.Conn, error) { return nil, errors.New("no secret") }
 	for words, err := range map[string]error{
-		"takes a Holder":      acquireErr(p.fence, pgfence.Options{Reclaim: true}, "job"),
-		"several":             acquireErr(p.fence, pgfence.Options{Slots: 2}, "a", "b"),
-		"30ns is below":       acquireErr(p.fence, pgfence.Options{TTL: 30}, "job"),
-		"Metadata":            acquireErr(p.fence, pgfence.Options{Metadata: func() {}}, "job"),
-		`"nowhere" does not`:  keepRowErr(p.fence, "nowhere.runs", pgfence.RowOptions{}),
+		"takes a Holder":     acquireErr(p.fence, pgfence.Options{Reclaim: true}, "job"),
+		"several":            acquireErr(p.fence, pgfence.Options{Slots: 2}, "a", "b"),
+		"30ns is below":      acquireErr(p.fence, pgfence.Options{TTL: 30}, "job"),
+		"Metadata":           acquireErr(p.fence, pgfence.Options{Metadata: func() {}}, "job"),
+		`"nowhere" does not`: keepRowErr(p.fence, "nowhere.runs", pgfence.RowOptions{}),
+		"part in the key": errorOf(p.fence.KeepRow(
+			background, "runs", map[string]any{"part": nil}, 1, pgfence.RowOptions{})),
 		"AtMost":              keepRowErr(p.fence, "orders", pgfence.RowOptions{AtMost: 30}),
 		"under no lease":      p.fence.Guard(background, p.admin, nil, nil),
 		"another fence":       p.fence.Guard(background, p.admin, pgfence.Leases{{}}, nil),
