@@ -402,7 +402,10 @@ func TestARowHasAKeyOfSeveralColumnsAndALastWrite(t *testing.T) {
 	noError(p.admin.QueryRow(background, `UPDATE runs SET held_until = clock_timestamp() + '1 s'
 		WHERE part = 'b' RETURNING fence`).Scan(&token))
 	key, options := map[string]any{"part": "b", "id": 1}, pgfence.RowOptions{TTL: time.Second}
-	lease := must(p.fence.KeepRow(background, "runs", key, token, options))
+	// The fence names the schema of each function.
+	fence := pgfence.New(url, pgfence.InSchema("public"))
+	defer fence.Close()
+	lease := must(fence.KeepRow(background, "runs", key, token, options))
 	// The transaction has locked the row: nobody else can claim it after the deadline, and the
 	// holder may still finish it.
 	noError(lease.GuardSQL(background, db, run("SELECT pg_sleep(1.5)")))

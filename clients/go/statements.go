@@ -1,8 +1,8 @@
 package pgfence
 
 import (
+	"regexp"
 	"strconv"
-	"strings"
 )
 
 // statement is an SQL statement with its arguments. It is sent in autocommit, or in a guarded
@@ -15,9 +15,12 @@ type statement struct {
 // schema is the extension's schema, quoted and with its dot, or empty if it is on the search_path.
 type schema string
 
+// function is the beginning of the name of one of the extension's functions.
+var function = regexp.MustCompile(`\blease_`)
+
 // sql adds the schema to the names of the extension's functions.
 func (s schema) sql(text string, args ...any) statement {
-	return statement{strings.ReplaceAll(text, "lease_", string(s)+"lease_"), args}
+	return statement{function.ReplaceAllLiteralString(text, string(s)+"lease_"), args}
 }
 
 // interval returns a text that every IntervalStyle reads alike.
