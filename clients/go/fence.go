@@ -14,7 +14,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"log/slog"
 	"maps"
 	"math"
 	"os"
@@ -45,8 +44,9 @@ func InSchema(name string) Setting {
 	return func(h *heartbeat) { h.schema = schema(pgx.Identifier{name}.Sanitize() + ".") }
 }
 
-// OnEvent has a function called at each [Event] of the leases, in the order of the events and in
-// any goroutine. The function must not block.
+// OnEvent has a function called at each [Event] of the leases, in the order of the events and in a
+// goroutine of its own. The function must not block, as the answers to acquires come after it, and
+// it cannot acquire a lease of this fence.
 func OnEvent(handle func(Event)) Setting { return func(h *heartbeat) { h.onEvent = handle } }
 
 // New returns a fence. It connects when it acquires the first lease, and that acquire returns the
@@ -235,7 +235,8 @@ func (f *Fence) Lead(ctx context.Context, name string, ttl time.Duration, work W
 		for _, e := range effects {
 			switch {
 			case e.Log != "":
-				slog.Warn("pgfence: "+name+" "+e.Log+", and it is tried again", "reason", err)
+				line := name + " " + e.Log + ", and it is tried again"
+				f.h.input(0, func() { f.h.warn(line, "reason", err) })
 			case e.Event != "":
 				f.h.input(0, func() { f.h.emit(Event{Kind: e.Event, Names: []string{name}}) })
 			case e.Lead == "pause":

@@ -3,11 +3,14 @@ package pgfence
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"runtime"
 	"runtime/debug"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 )
@@ -40,9 +43,11 @@ type heartbeat struct {
 	checkedAt   time.Duration
 	lastID      int
 	closed      chan struct{}
-	// reports send the events, the replies and the log, in their order and without the lock.
+	// reports send the events, the replies and the log, in their order and without the lock. The
+	// goroutine that runs them is reporter.
 	reports     []func()
 	isReporting bool
+	reporter    string
 }
 
 // acquire is an acquire of a lease or of a row, and what its caller waits for.
@@ -94,28 +99,53 @@ func (h *heartbeat) input(answerTo int, decide func()) {
 	} else {
 		h.timer.Stop()
 	}
+	if len(h.reports) > 0 && !h.isReporting {
+		h.isReporting = true
+		go h.report()
+	}
 	h.mu.Unlock()
-	h.report()
 }
 
-// report runs the reports, in one goroutine at a time, so that they stay in their order.
+// report runs the reports, in one goroutine at a time, so that they stay in their order. The
+// goroutine does nothing else: functions of the program may block, or take a lock that it holds
+// while it calls the fence.
 func (h *heartbeat) report() {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.isReporting {
-		return
-	}
-	h.isReporting = true
-	for len(h.reports) > 0 {
-		next := h.reports
-		h.reports = nil
-		h.mu.Unlock()
-		for _, send := range next {
-			send()
+	isDone := false
+	defer func() {
+		if !isDone {
+			// The function has ended the goroutine (runtime.Goexit, as t.FailNow does).
+			go h.report()
 		}
+	}()
+	h.mu.Lock()
+	h.reporter = goroutine()
+	for len(h.reports) > 0 {
+		next := h.reports[0]
+		h.reports = h.reports[1:]
+		h.mu.Unlock()
+		recovered(next)
 		h.mu.Lock()
 	}
-	h.isReporting = false
+	h.isReporting, h.reporter, isDone = false, "", true
+	h.mu.Unlock()
+}
+
+// recovered calls a function of the program, and logs its panic.
+func recovered(call func()) {
+	defer func() {
+		if what := recover(); what != nil {
+			// The log may be what has panicked.
+			defer func() { _ = recover() }()
+			slog.Error("pgfence: the function of OnEvent, or the log, has panicked", "panic", what)
+		}
+	}()
+	call()
+}
+
+// goroutine returns the number of this goroutine, which only its stack shows.
+func goroutine() string {
+	var stack [64]byte
+	return strings.Fields(string(stack[:runtime.Stack(stack[:], false)]))[1]
 }
 
 // tick is called by the timer. It also checks the idle connections, whose end nothing else shows.
@@ -182,7 +212,7 @@ func (h *heartbeat) carryOut(e effect) {
 		if e.Count > 0 {
 			args = append(args, "count", e.Count)
 		}
-		h.reports = append(h.reports, func() { slog.Warn("pgfence: "+line, args...) })
+		h.warn(line, args...)
 	case e.Closed:
 		close(h.closed)
 	}
@@ -208,18 +238,15 @@ func (h *heartbeat) applyEvent(e effect) {
 	h.emit(Event{e.Event, l.names, e.Token, span(e.Remaining), e.Reason})
 }
 
+func (h *heartbeat) warn(line string, args ...any) {
+	h.reports = append(h.reports, func() { slog.Warn("pgfence: "+line, args...) })
+}
+
 func (h *heartbeat) emit(event Event) {
 	if h.onEvent == nil {
 		return
 	}
-	h.reports = append(h.reports, func() {
-		defer func() {
-			if what := recover(); what != nil {
-				slog.Error("pgfence: the function of OnEvent has panicked", "panic", what)
-			}
-		}()
-		h.onEvent(event)
-	})
+	h.reports = append(h.reports, func() { h.onEvent(event) })
 }
 
 // send starts a goroutine that sends a call. Its statement is built here, under the lock.
@@ -312,6 +339,13 @@ func (h *heartbeat) run(e effect, c *connection, a *acquire, s statement) {
 func (h *heartbeat) acquire(ctx context.Context, a *acquire) (*Lease, error) {
 	if ctx.Err() != nil {
 		return nil, ctx.Err()
+	}
+	h.mu.Lock()
+	isReporter := h.isReporting && h.reporter == goroutine()
+	h.mu.Unlock()
+	if isReporter {
+		// The answer comes after this report.
+		return nil, errors.New("pgfence: OnEvent and the log may not acquire a lease of their fence")
 	}
 	a.answer, a.failed = make(chan effect, 1), make(chan struct{}, 1)
 	h.input(0, func() {

@@ -13,6 +13,7 @@ import (
 	"os"
 	"runtime"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -255,6 +256,43 @@ func TestAKeyHasValuesOfAnyType(t *testing.T) {
 		"UPDATE runs SET held_until = now() + '1 min' RETURNING fence").Scan(&token))
 	lease := must(p.fence.KeepRow(background, "runs", key, token, pgfence.RowOptions{}))
 	noError(lease.Release())
+}
+
+// handler is a handler of the log.
+type handler struct {
+	slog.Handler
+	handle func()
+}
+
+func (h handler) Handle(context.Context, slog.Record) error { h.handle(); return nil }
+
+func TestWhatAHandlerDoesAffectsNoLease(t *testing.T) {
+	p := newFixture(t)
+	var fence *pgfence.Fence
+	var mutex sync.Mutex
+	refused := make(chan error, 100)
+	fails := func() {
+		mutex.Lock()
+		defer mutex.Unlock()
+		refused <- acquireErr(fence, long, "other")
+		if len(refused)%2 > 0 {
+			runtime.Goexit()
+		}
+		panic("a handler")
+	}
+	slog.SetDefault(slog.New(handler{slog.NewTextHandler(io.Discard, nil), fails}))
+	fence = pgfence.New(url, pgfence.OnEvent(func(pgfence.Event) { fails() }))
+	defer fence.Close()
+	for range 3 {
+		lease := must(fence.Acquire(background, []string{"job"}, pgfence.Options{AtMost: time.Second}))
+		mutex.Lock()
+		time.Sleep(1500 * time.Millisecond)
+		p.isError(lease.Check(), pgfence.LeaseLost)
+		mutex.Unlock()
+		p.isError(lease.Release(), pgfence.LeaseLost)
+		err := <-refused
+		p.isError(err, err, "may not acquire")
+	}
 }
 
 func TestAGuardOfSeveralIsBrokenOffByEach(t *testing.T) {
