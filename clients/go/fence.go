@@ -313,6 +313,8 @@ type Lease struct {
 	loss     context.Context
 	lose     context.CancelCauseFunc
 	ended    chan struct{}
+	// isUsed is true from the call of Do on.
+	isUsed atomic.Bool
 	// renewed is closed at the next renewal, or nil if nothing waits for that. The heartbeat's lock
 	// guards it.
 	renewed chan struct{}
@@ -369,8 +371,16 @@ func (l *Lease) Lost() <-chan struct{} { return l.loss.Done() }
 
 // Do does the work, and releases the lease, also if the work panics. The work's context ends with
 // ctx, and at a loss. Do returns the work's error. It returns [LeaseLost] if the lease was lost and
-// the work has no error, or only that its context has ended.
+// the work has no error, or only that its context has ended. It is called once for a lease; if the
+// lease has ended already, the work does not begin.
 func (l *Lease) Do(ctx context.Context, work Work) (err error) {
+	if l.isUsed.Swap(true) {
+		return errors.New("pgfence: Do was called for this lease already, and releases it at its end")
+	}
+	if err := l.Check(); err != nil {
+		_ = l.Release()
+		return err
+	}
 	until, end := untilLoss(ctx, l.leases)
 	defer func() {
 		end()

@@ -295,6 +295,20 @@ func TestWhatAHandlerDoesAffectsNoLease(t *testing.T) {
 	}
 }
 
+func TestALeaseIsForOneWork(t *testing.T) {
+	p := newFixture(t)
+	never := func(context.Context, *pgfence.Lease) error { p.Error("it works"); return nil }
+	lease := p.acquire(long, "order:7")
+	noError(lease.Do(background, func(ctx context.Context, lease *pgfence.Lease) error {
+		err := lease.Do(ctx, never)
+		p.isError(err, err, "already")
+		return lease.Check()
+	}))
+	lease = p.acquire(long, "order:7")
+	noError(lease.Release())
+	p.isError(lease.Do(background, never), pgfence.LeaseLost, "released")
+}
+
 func TestAGuardOfSeveralIsBrokenOffByEach(t *testing.T) {
 	p := newFixture(t)
 	for _, driver := range []string{"pgx", "postgres"} {
