@@ -159,6 +159,7 @@ func opener(source any) func(context.Context) (Conn, error) {
 		if len(hosts) > 1 && config.ConnectTimeout == 0 {
 			// A host that does not answer must leave time for the others.
 			config.ConnectTimeout = shortestOpening * time.Millisecond / time.Duration(len(hosts))
+			config.LookupFunc = lookupOnce(config.LookupFunc, config.ConnectTimeout)
 		}
 		if pool.BeforeConnect != nil {
 			if err := pool.BeforeConnect(ctx, config); err != nil {
@@ -172,6 +173,22 @@ func opener(source any) func(context.Context) (Conn, error) {
 			}
 		}
 		return conn, err
+	}
+}
+
+// lookupOnce looks up each host once, for this time at most. The driver looks up all hosts before it
+// connects to the first one, and a host twice if it tries it with TLS and without.
+func lookupOnce(lookup pgconn.LookupFunc, limit time.Duration) pgconn.LookupFunc {
+	found := map[string]func() ([]string, error){}
+	return func(ctx context.Context, host string) ([]string, error) {
+		if found[host] == nil {
+			found[host] = sync.OnceValues(func() ([]string, error) {
+				ctx, cancel := context.WithTimeout(ctx, limit)
+				defer cancel()
+				return lookup(ctx, host)
+			})
+		}
+		return found[host]()
 	}
 }
 

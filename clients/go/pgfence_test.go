@@ -309,6 +309,23 @@ func TestALeaseIsForOneWork(t *testing.T) {
 	p.isError(lease.Do(background, never), pgfence.LeaseLost, "released")
 }
 
+func TestAHostWhoseLookupHangsLeavesTimeForOthers(t *testing.T) {
+	newFixture(t)
+	config := must(pgxpool.ParseConfig(strings.Replace(url, "//", "//slow.invalid,", 1)))
+	lookup := config.ConnConfig.LookupFunc
+	config.ConnConfig.LookupFunc = func(ctx context.Context, host string) ([]string, error) {
+		if host == "slow.invalid" {
+			<-ctx.Done()
+		}
+		return lookup(ctx, host)
+	}
+	pool := must(pgxpool.NewWithConfig(background, config))
+	defer pool.Close()
+	fence := pgfence.New(pool)
+	defer fence.Close()
+	noError(must(fence.Acquire(background, []string{"order:7"}, long)).Release())
+}
+
 func TestAGuardOfSeveralIsBrokenOffByEach(t *testing.T) {
 	p := newFixture(t)
 	for _, driver := range []string{"pgx", "postgres"} {
