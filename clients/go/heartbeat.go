@@ -363,7 +363,13 @@ func (h *heartbeat) acquire(ctx context.Context, a *acquire) (*Lease, error) {
 	case e = <-a.answer:
 	case <-ctx.Done():
 		h.input(0, func() { h.states.giveUp(a.ID) })
-		e = <-a.answer
+		// Events and lines of the log come before the answer, and may hang.
+		go func() {
+			if e := <-a.answer; e.Error == "" {
+				_ = a.lease.Release()
+			}
+		}()
+		return nil, ctx.Err()
 	}
 	if e.Error == "NoConnection" || e.Error == "NoAnswer" {
 		// The call was cut. Its error tells where it hung.

@@ -326,6 +326,29 @@ func TestAHostWhoseLookupHangsLeavesTimeForOthers(t *testing.T) {
 	noError(must(fence.Acquire(background, []string{"order:7"}, long)).Release())
 }
 
+func TestADeadlineOfTheCallerEndsAnAcquireIfTheLogHangs(t *testing.T) {
+	p := newFixture(t)
+	hangs := make(chan int)
+	logs := func() { <-hangs }
+	slog.SetDefault(slog.New(handler{slog.NewTextHandler(io.Discard, nil), logs}))
+	fence, options := pgfence.New(url), pgfence.Options{AtMost: time.Second}
+	defer fence.Close()
+	lease := must(fence.Acquire(background, []string{"order:7"}, options))
+	<-lease.Lost()
+	ctx, cancel := context.WithTimeout(background, time.Second)
+	defer cancel()
+	acquired := make(chan error)
+	go func() { acquired <- errorOf(fence.Acquire(ctx, []string{"job"}, long)) }()
+	select {
+	case err := <-acquired:
+		p.isError(err, context.DeadlineExceeded)
+	case <-time.After(10 * time.Second):
+		p.Error("it hangs")
+	}
+	close(hangs)
+	p.isError(lease.Release(), pgfence.LeaseLost)
+}
+
 func TestAGuardOfSeveralIsBrokenOffByEach(t *testing.T) {
 	p := newFixture(t)
 	for _, driver := range []string{"pgx", "postgres"} {
