@@ -2,6 +2,7 @@ package pgfence
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -44,6 +45,13 @@ func (c *connection) connect(open func(context.Context) (Conn, error)) error {
 	conn, err := open(c.open)
 	if err != nil {
 		return err
+	}
+	if conn == nil {
+		return errors.New("pgfence: the source has returned no connection")
+	}
+	if conn.PgConn().TxStatus() != 'I' {
+		go hangUp(conn)
+		return errors.New("pgfence: the source has returned a connection that is in a transaction")
 	}
 	c.usedAt = now()
 	if c.conn.Store(&conn); c.open.Err() != nil {

@@ -398,6 +398,11 @@ func TestWhatMeansNothingIsRefusedByName(t *testing.T) {
 	p.sql("BEGIN") // a guard is refused in it, before the work
 	hanging := pgfence.New("postgresql://" + silent.Addr().String())
 	missing := pgfence.New(strings.Replace(url, "?", "_no?", 1))
+	none := func(context.Context) (pgfence.Conn, error) { return nil, nil }
+	begun := func(ctx context.Context) (pgfence.Conn, error) {
+		conn := must(pgx.Connect(ctx, url))
+		return conn, errorOf(conn.Exec(ctx, "BEGIN"))
+	}
 	open := func(context.Context) (pgfence.Conn, error) { return nil, errors.New("no secret") }
 	for words, err := range map[string]error{
 		"takes a Holder":     acquireErr(p.fence, pgfence.Options{Reclaim: true}, "job"),
@@ -414,6 +419,8 @@ func TestWhatMeansNothingIsRefusedByName(t *testing.T) {
 		"port=none":           acquireErr(pgfence.New("postgresql://me@?port=none"), long, "a"),
 		"127.0.0.1":           acquireErr(hanging, short, "a"),
 		"pg_fence is not":     acquireErr(pgfence.New(url, pgfence.InSchema(`no"where`)), long, "a"),
+		"returned no":         acquireErr(pgfence.New(none), forever, "a"),
+		"is in a transaction": acquireErr(pgfence.New(begun), forever, "a"),
 		"no connection":       acquireErr(pgfence.New(open), forever, "a"),
 		"refused TLS":         pgfence.New(url+"&sslmode=require").Lead(background, "a", 0, nil),
 		`_no" does not exist`: acquireErr(missing, forever, "a"),
