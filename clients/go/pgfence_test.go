@@ -349,6 +349,21 @@ func TestADeadlineOfTheCallerEndsAnAcquireIfTheLogHangs(t *testing.T) {
 	p.isError(lease.Release(), pgfence.LeaseLost)
 }
 
+func TestAGuardOfPgxSaysWhatItsWorkHasDone(t *testing.T) {
+	p := newFixture(t)
+	lease, conn := p.acquire(long, "order:7"), must(pgx.Connect(background, url))
+	tx := must(conn.Begin(background))
+	commits := func(ctx context.Context, tx pgx.Tx) error { return tx.Commit(ctx) }
+	err := lease.Guard(background, tx, commits, pgfence.Releasing)
+	p.equal(p.isError(err, pgfence.TransactionLost, "ended the transaction itself").InDoubt, true)
+	noError(tx.Rollback(background))
+	lease = p.acquire(long, "other")
+	err = lease.Guard(background, conn, func(ctx context.Context, tx pgx.Tx) error {
+		return errorOf(tx.Query(ctx, "SELECT generate_series(1, 100000)"))
+	})
+	p.equal(p.isError(err, err, "not closed its rows") == nil, true)
+}
+
 func TestAGuardOfSeveralIsBrokenOffByEach(t *testing.T) {
 	p := newFixture(t)
 	for _, driver := range []string{"pgx", "postgres"} {

@@ -94,6 +94,8 @@ func beginPgx(from Pgx, work PgxWork) beginFunc {
 				switch {
 				case conn.IsClosed():
 					return newError(TransactionLost, nil, "the session has ended under the transaction")
+				case conn.IsBusy():
+					return errors.New("pgfence: the work has not closed its rows")
 				case conn.TxStatus() == 'E':
 					return statementFailed(nil)
 				case conn.TxStatus() == 'I':
@@ -460,6 +462,9 @@ func (g *guard) explain(err error, isBroken bool, role string) error {
 	case errors.As(err, &fenceErr):
 	case errors.Is(err, pgx.ErrTxCommitRollback), g.stage > working && state == "25P02":
 		return statementFailed(err)
+	case g.stage > working && errors.Is(err, pgx.ErrTxClosed):
+		// The state of the connection does not show the end of a savepoint.
+		return endedByWork()
 	case (isBroken || isInterrupted(err)) && errors.As(loss, &fenceErr):
 		lossErr := *fenceErr
 		lossErr.cause, lossErr.InDoubt = err, inDoubt
