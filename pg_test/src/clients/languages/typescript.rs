@@ -59,7 +59,7 @@ const CHECKERS: Runtime = Runtime::Node(&[
 /// The compiled package, its examples and the worker. The package is built first, because the others import it. Prisma
 /// asks for an engine that is not needed here, and would download it.
 const BUILD: &str = "
-    rm -rf $OUT $OUT/../spec
+    rm -rf $OUT/../spec $OUT
     cp -r . $OUT
     cp -r ../spec $OUT/..
     ln -s $LIBRARIES $OUT/node_modules
