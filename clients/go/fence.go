@@ -45,8 +45,8 @@ func InSchema(name string) Setting {
 }
 
 // OnEvent has a function called at each [Event] of the leases, in the order of the events and in a
-// goroutine of its own. The function must not block, as the answers to acquires come after it, and
-// it cannot acquire a lease of this fence.
+// goroutine of its own. The function must not block, as the answers to acquires come after it: an
+// Acquire of this fence in it lasts until its context ends.
 func OnEvent(handle func(Event)) Setting { return func(h *heartbeat) { h.onEvent = handle } }
 
 // New returns a fence. It connects when it acquires the first lease, and that acquire returns the
@@ -163,8 +163,8 @@ type RowOptions struct {
 
 // KeepRow keeps a row of a table whose rows are leases. A statement of the program has claimed the
 // row, and returned its token; key has the columns of the row's key and their values, as a driver
-// takes them. The row is renewed at once, for its TTL; the error is [LeaseLost] if another holder has claimed it
-// meanwhile. Finish the row in a [Holding.Guard] with [Releasing].
+// takes them. The row is renewed at once, for its TTL; the error is [LeaseLost] if another holder has
+// claimed it meanwhile. Finish the row in a [Holding.Guard] with [Releasing].
 //
 // The table is named as in SQL. It needs its schema if the connections of the fence, or those of
 // guards, have another search_path.

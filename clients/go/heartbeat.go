@@ -3,14 +3,11 @@ package pgfence
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
-	"runtime"
 	"runtime/debug"
 	"strconv"
-	"strings"
 	"sync"
 	"time"
 )
@@ -43,11 +40,9 @@ type heartbeat struct {
 	checkedAt   time.Duration
 	lastID      int
 	closed      chan struct{}
-	// reports send the events, the replies and the log, in their order and without the lock. The
-	// goroutine that runs them is reporter.
+	// reports send the events, the replies and the log, in their order and without the lock.
 	reports     []func()
 	isReporting bool
-	reporter    string
 }
 
 // acquire is an acquire of a lease or of a row, and what its caller waits for.
@@ -118,7 +113,6 @@ func (h *heartbeat) report() {
 		}
 	}()
 	h.mu.Lock()
-	h.reporter = goroutine()
 	for len(h.reports) > 0 {
 		next := h.reports[0]
 		h.reports = h.reports[1:]
@@ -126,7 +120,7 @@ func (h *heartbeat) report() {
 		recovered(next)
 		h.mu.Lock()
 	}
-	h.isReporting, h.reporter, isDone = false, "", true
+	h.isReporting, isDone = false, true
 	h.mu.Unlock()
 }
 
@@ -140,12 +134,6 @@ func recovered(call func()) {
 		}
 	}()
 	call()
-}
-
-// goroutine returns the number of this goroutine, which only its stack shows.
-func goroutine() string {
-	var stack [64]byte
-	return strings.Fields(string(stack[:runtime.Stack(stack[:], false)]))[1]
 }
 
 // tick is called by the timer. It also checks the idle connections, whose end nothing else shows.
@@ -339,13 +327,6 @@ func (h *heartbeat) run(e effect, c *connection, a *acquire, s statement) {
 func (h *heartbeat) acquire(ctx context.Context, a *acquire) (*Lease, error) {
 	if ctx.Err() != nil {
 		return nil, ctx.Err()
-	}
-	h.mu.Lock()
-	isReporter := h.isReporting && h.reporter == goroutine()
-	h.mu.Unlock()
-	if isReporter {
-		// The answer comes after this report.
-		return nil, errors.New("pgfence: OnEvent and the log may not acquire a lease of their fence")
 	}
 	a.answer, a.failed = make(chan effect, 1), make(chan struct{}, 1)
 	h.input(0, func() {
