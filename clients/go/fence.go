@@ -259,12 +259,14 @@ func (f *Fence) Lead(ctx context.Context, name string, ttl time.Duration, work W
 		if err == nil || ctx.Err() != nil {
 			return err
 		}
-		effects = lead.failed(clock(), causeOf(err), lease != nil && lease.lossError() != nil)
+		effects = lead.failed(clock(), causeOf(err, lease == nil),
+			lease != nil && lease.lossError() != nil)
 	}
 }
 
-// causeOf returns the kind of an error for leadState: what a leader goes on after, or "own".
-func causeOf(err error) string {
+// causeOf returns the kind of an error for leadState: what a leader goes on after, or "own". The work
+// may have its own reasons for an error that is transient to an acquire.
+func causeOf(err error, isFromAcquire bool) string {
 	state := sqlStateOf(err)
 	var fenceErr *Error
 	isFenceErr := errors.As(err, &fenceErr)
@@ -279,7 +281,7 @@ func causeOf(err error) string {
 		return "LeaseLost"
 	case sessionEnded(err):
 		return "ConnectionLost"
-	case isTransient(state):
+	case isFromAcquire && isTransient(state):
 		return "transient"
 	}
 	return "own"

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	_ "github.com/jackc/pgx/v5/stdlib"
 	_ "github.com/lib/pq"
@@ -465,6 +466,19 @@ func TestALeaseSaysByWhomItIsTakenAndWhoMayUseIt(t *testing.T) {
 	p.isError(lease.Guard(background, conn, nil), pgfence.NotGranted, "tuesday", "act as one role")
 	noError(cmp.Or(conn.Close(background), lease.Release()))
 	p.sql("SELECT fence_revoke('monday'), fence_revoke('tuesday'); DROP ROLE monday, tuesday")
+}
+
+func TestALeaderEndsWithAnErrorOfItsWork(t *testing.T) {
+	p := newFixture(t)
+	for _, state := range []string{"40001", "53200", "55P03", "57014"} {
+		ctx, cancel := context.WithTimeout(background, 10*time.Second)
+		failed := &pgconn.PgError{Code: state}
+		work := func(context.Context, *pgfence.Lease) error { return failed }
+		err := p.fence.Lead(ctx, "job", time.Minute, work)
+		p.isError(err, failed)
+		p.equal(ctx.Err(), nil)
+		cancel()
+	}
 }
 
 func TestTheWorksContextSaysTheLoss(t *testing.T) {
