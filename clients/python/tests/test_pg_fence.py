@@ -530,6 +530,8 @@ class Tests(unittest.TestCase):
         # As PgBouncer does to a connection whose server is terminated.
         strange = psycopg.InternalError("received 2 results from command 'BEGIN'")
         self.assertEqual(cause_of(strange, False), "ConnectionLost")
+        full = asyncpg.TooManyConnectionsError("sorry, too many clients already")
+        self.assertEqual(cause_of(full, False), "ConnectionLost")
 
     def test_a_thread_that_cannot_be_started(self) -> None:
         missing = ["pg_fence"]

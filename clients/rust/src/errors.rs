@@ -233,6 +233,8 @@ impl Error {
             {
                 "NoConnection"
             }
+            // The server has no connection left for the work.
+            _ if state == "53300" => "ConnectionLost",
             _ => "own",
         }
     }

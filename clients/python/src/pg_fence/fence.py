@@ -359,7 +359,8 @@ def cause_of(error: Exception, is_of_acquire: bool) -> str:
         return "LeaseLost"
     if type(error) is FenceError:
         return "NoAnswer"
-    return "ConnectionLost" if session_ended(error) else "own"
+    # 53300: the server has no connection left for the work.
+    return "ConnectionLost" if session_ended(error) or state == "53300" else "own"
 
 
 def options(lease: Held[Any] | Adopted) -> str:
