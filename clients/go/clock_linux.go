@@ -14,7 +14,7 @@ func now() time.Duration {
 	var read syscall.Timespec
 	into := uintptr(unsafe.Pointer(&read))
 	if _, _, no := syscall.Syscall(syscall.SYS_CLOCK_GETTIME, 7, into, 0); no != 0 {
-		// A sandbox may refuse the call; it does so always, so that the two clocks are never mixed.
+		// If a sandbox refuses this call, it refuses each, so the two clocks are never mixed.
 		return time.Since(start)
 	}
 	return time.Duration(read.Nano())

@@ -129,9 +129,9 @@ func newLeaseTaken(
 	return e
 }
 
-// err returns the error of a failed acquire.
-func (a *acquire) err(e effect) error {
-	switch Kind(e.Error) {
+// replyError returns the error of a failed acquire.
+func (a *acquire) replyError(e effect) error {
+	switch e.Error {
 	case "LeaseTaken":
 		return newLeaseTaken(e.Holder, span(e.Remaining), e.WaitsFor, nil, a.names...)
 	case "LeaseLost":
@@ -145,17 +145,11 @@ func (a *acquire) err(e effect) error {
 	case "NoAnswer":
 		return a.withoutAnswer(NoAnswer, e, "the server has not answered in time")
 	}
-	switch state := sqlStateOf(a.cause); {
-	case e.Error == "LeaseLost" && a.isOpening:
-		return a.withoutAnswer(NoConnection, effect{SQLState: state}, "no connection to the server")
-	case a.table != "" && state == "42501":
-		const message = "the role %s may not keep rows of %s, for which it needs SELECT and UPDATE: %v"
-		return newError(NotGranted, a.cause, message, a.role, a.names[0], a.cause)
-	case a.table != "" && state == "3F000":
-		// The schema of the table does not exist.
-		return a.cause
+	if e.Error == "LeaseLost" && a.isOpening {
+		reply := effect{SQLState: sqlStateOf(a.cause)}
+		return a.withoutAnswer(NoConnection, reply, "no connection to the server")
 	}
-	return classify(a.cause, false, a.role)
+	return classify(a.cause, false, a.tableJSON != "", a.role)
 }
 
 // withoutAnswer returns an error that does not wrap the end of a context: a caller would take it
@@ -250,13 +244,14 @@ func isInterrupted(err error) bool {
 }
 
 // classify returns the [Error] for an error of one of the client's statements, or of one of the
-// work's, or the error itself if it has no kind.
-func classify(err error, isFromWork bool, role string) error {
+// work's, or the error itself if it has no kind. isOfTable: the statement was about rows of a table,
+// so 3F000 may mean the schema of the table.
+func classify(err error, isFromWork, isOfTable bool, role string) error {
 	var fenceErr *Error
 	state := sqlStateOf(err)
 	switch {
 	case errors.As(err, &fenceErr), isFromWork && !hasAnyPrefix(state, "PF"), state == "55P03":
-	case state == "42883", state == "3F000":
+	case state == "42883", state == "3F000" && !isOfTable:
 		return newError(NotInstalled, err, "pg_fence is not installed in this database, or not on the "+
 			"search_path: CREATE EXTENSION pg_fence, or name the schema that it is in, "+
 			"pgfence.InSchema(…) (%v)", err)
@@ -266,7 +261,10 @@ func classify(err error, isFromWork bool, role string) error {
 			level = ", 'adopter'"
 		}
 		remedy := "an administrator grants it: SELECT fence_grant('" + role + "'" + level + ")"
-		if strings.Contains(message, "was granted to another role") {
+		switch {
+		case isOfTable:
+			remedy = "for rows of a table it needs SELECT and UPDATE"
+		case strings.Contains(message, "was granted to another role"):
 			remedy = anotherRole
 		}
 		return newError(NotGranted, err, "the role %s may not use the lease: %v; %s", role, err, remedy)

@@ -118,8 +118,8 @@ func newHolder() string {
 	return fmt.Sprintf("%s/%d/%s", host, os.Getpid(), rand.Text()[:8])
 }
 
-// process is the default holder of adopted leases: all fences of this process are one holder.
-var process = newHolder()
+// processHolder is the default holder of adopted leases: all fences of this process are one holder.
+var processHolder = newHolder()
 
 // Work is a function that works under a lease. Its context ends with the caller's, and at a loss of
 // the lease: use it for every call that takes a context.
@@ -188,7 +188,7 @@ func (f *Fence) KeepRow(
 	if err != nil {
 		return nil, err
 	}
-	a.names, a.table, a.token = []string{table, string(row)}, string(tableJSON), token
+	a.names, a.tableJSON, a.token = []string{table, string(row)}, string(tableJSON), token
 	return f.h.acquire(ctx, a)
 }
 
@@ -292,7 +292,7 @@ func causeOf(err error, isFromAcquire bool) string {
 // number belongs to one holder, which is this process unless a holder is given: a guard returns
 // [LeaseTaken] if another holder has adopted the number.
 func (f *Fence) Adopted(name string, token int64, holder ...string) *Holding {
-	holder = append(holder, process)
+	holder = append(holder, processHolder)
 	return &Holding{h: f.h, names: []string{name}, token: token, holder: cmp.Or(holder...)}
 }
 
@@ -307,8 +307,8 @@ func (f *Fence) Close() {
 // to it any more. Its methods may be called from any goroutine.
 type Lease struct {
 	Holding
-	key   string
-	table string // of a row lease, the JSON of its rowTable
+	key       string
+	tableJSON string // of a row lease, its rowTable
 	// endError is set when the lease is lost or released. Then ended is closed; at a loss, the
 	// context loss ends, too.
 	endError atomic.Pointer[Error]
@@ -326,7 +326,7 @@ type Lease struct {
 func (h *heartbeat) newLease(a *acquire, e effect) *Lease {
 	l := &Lease{
 		Holding: Holding{h: h, names: a.names, token: e.Token},
-		key:     e.Key, table: a.table, ended: make(chan struct{}),
+		key:     e.Key, tableJSON: a.tableJSON, ended: make(chan struct{}),
 	}
 	a.lease = l
 	l.leases = Leases{l}

@@ -50,11 +50,11 @@ type acquire struct {
 	acquireArgs
 	names   []string
 	options Options
-	// table and token are set for a row. Its names are the table and the key.
-	table  string
-	token  int64
-	answer chan effect
-	lease  *Lease
+	// tableJSON and token are set for a row. Its names are the table and the key.
+	tableJSON string
+	token     int64
+	answer    chan effect
+	lease     *Lease
 	// cause is the error of the last call. After a failure, failed has an element.
 	cause     error
 	role      string
@@ -333,10 +333,10 @@ func (h *heartbeat) acquire(ctx context.Context, a *acquire) (*Lease, error) {
 		h.lastID++
 		a.ID = strconv.Itoa(h.lastID)
 		h.acquires[a.ID] = a
-		if a.table == "" {
+		if a.tableJSON == "" {
 			h.states.acquire(a.acquireArgs)
 		} else {
-			h.states.keepRow(a.acquireArgs, a.table, a.token)
+			h.states.keepRow(a.acquireArgs, a.tableJSON, a.token)
 		}
 	})
 	var e effect
@@ -368,7 +368,7 @@ func (h *heartbeat) acquire(ctx context.Context, a *acquire) (*Lease, error) {
 	case e.Error != "":
 		h.mu.Lock()
 		defer h.mu.Unlock()
-		return nil, a.err(e)
+		return nil, a.replyError(e)
 	}
 	// The lease may have ended already.
 	if err := a.lease.Check(); err != nil {

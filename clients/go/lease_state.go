@@ -41,7 +41,7 @@ type effect struct {
 	Token, Remaining int64
 	Reason           Reason
 	Advice           string
-	// Reply answers an acquire, or a check, with Leases or an Error.
+	// Reply answers an acquire, with Leases or an Error.
 	Reply                             string
 	Leases                            []string
 	Error, SQLState, Holder, WaitsFor string
@@ -248,8 +248,7 @@ func newLeaseStates(jitter int64) *leaseStates {
 func (s *leaseStates) acquire(args acquireArgs) *request {
 	s.lastRequest++
 	r := &request{acquireArgs: args, number: s.lastRequest, requestedAt: s.now, dueAt: s.now}
-	r.until = s.now + min(args.Wait, never)
-	r.TTL, r.AtMost = min(r.TTL, never), cmp.Or(r.AtMost, never)
+	r.until, r.AtMost = s.now+args.Wait, cmp.Or(r.AtMost, never)
 	s.requests = append(s.requests, r)
 	if s.closedAt < never {
 		s.reply(r, effect{Error: "Closed"})
@@ -325,17 +324,6 @@ func (s *leaseStates) suspect(keys []string) {
 	for _, l := range s.known(keys) {
 		l.beatAt = s.now
 	}
-}
-
-func (s *leaseStates) check(key string) {
-	e := effect{Reply: key}
-	if l := s.lease(key); l == nil || !l.isHeld() {
-		e.Error, e.Reason = "LeaseLost", ReasonReleased
-		if l != nil && l.state == lost {
-			e.Reason, e.Advice = l.reason, l.advice
-		}
-	}
-	s.effects = append(s.effects, e)
 }
 
 func (s *leaseStates) close() {
@@ -889,7 +877,7 @@ func (s *leaseStates) sendAcquire(r *request) {
 	}
 	s.sendCall(&call{sender: r, effect: effect{
 		Do: "acquire", For: r.ID, Names: r.Names, Wait: wait, Holder: r.Holder, Limit: limit + wait,
-		Reclaim: r.Reclaim || r.doubt != nil && r.mayReclaim(),
+		Reclaim: r.Reclaim || r.doubt != nil,
 	}}, owner)
 }
 
@@ -913,7 +901,7 @@ func (s *leaseStates) acquireAnswered(c *call, r *request, a answer) {
 	case r.hasEnded:
 		s.queueUndo(r)
 	case s.now < until && r.acquiresSeparately() && r.hasOneName() && !isByItself:
-		r.dueAt = min(max(c.sent+portionInterval, s.now), until)
+		r.dueAt = min(c.sent+portionInterval, until)
 	case s.now < until:
 		r.dueAt = min(s.now+retryInterval, until)
 	case isByItself:
@@ -996,7 +984,7 @@ func (s *leaseStates) acquireFailed(c *call, r *request, code string) {
 		return
 	}
 	if code == "unsent" {
-		r.dueAt = s.now
+		// The acquire is still due, and is sent on another connection.
 		return
 	}
 	r.tries++
@@ -1005,7 +993,6 @@ func (s *leaseStates) acquireFailed(c *call, r *request, code string) {
 		until, longest = max(until, r.requestedAt+s.retryTime(r.TTL)), retryInterval
 	}
 	if r.doubt != nil && r.mayReclaim() && r.tries == 1 && isConnectionError(code) {
-		r.dueAt = s.now
 		return
 	}
 	// A retry in doubt reclaims, so it must not take over the grant of another client.
@@ -1021,12 +1008,12 @@ func (s *leaseStates) acquireFailed(c *call, r *request, code string) {
 		}
 		r.inOutage = true
 	}
-	r.dueAt = s.now + min(s.jittered(backoff(r.tries, longest)), max(1, until-s.now))
+	r.dueAt = s.now + min(s.jittered(backoff(r.tries, longest)), until-s.now)
 }
 
 // queueUndo queues the release of a grant in doubt, if no other client can have the same holder.
 func (s *leaseStates) queueUndo(r *request) {
-	if r.doubt == nil || r.Named || s.hasClosed {
+	if r.doubt == nil || r.Named {
 		return
 	}
 	s.undos, r.doubt = append(s.undos, &undo{doubt: *r.doubt, request: r, dueAt: s.now}), nil

@@ -203,7 +203,7 @@ func input(t *testing.T, s *leaseStates, lead *leadState, now int64, what string
 		"row_locked":       func() { s.rowLocked(args.Key) },
 		"row_unlocked":     func() { s.rowUnlocked(args.Key) },
 		"suspect":          func() { s.suspect(args.Keys) },
-		"check":            func() { s.check(args.Key) },
+		"check":            func() { s.effects = append(s.effects, checked(s, args.Key)) },
 		"close":            s.close,
 		"sent":             func() { s.sent(args.Call) },
 		"answer":           func() { s.answered(args.Call, answerOf(s.call(args.Call), args)) },
@@ -228,6 +228,18 @@ func input(t *testing.T, s *leaseStates, lead *leadState, now int64, what string
 		return leadInputs()
 	}
 	return s.step(now, args.Call, decide)
+}
+
+// checked is the reply to a check.
+func checked(s *leaseStates, key string) effect {
+	e := effect{Reply: key}
+	if l := s.lease(key); l == nil || !l.isHeld() {
+		e.Error, e.Reason = "LeaseLost", ReasonReleased
+		if l != nil && l.state == lost {
+			e.Reason, e.Advice = l.reason, l.advice
+		}
+	}
+	return e
 }
 
 // answerOf reads the rows of an answer as the call's statement returns them.

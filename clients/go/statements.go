@@ -15,12 +15,12 @@ type statement struct {
 // schema is the extension's schema, quoted and with its dot, or empty if it is on the search_path.
 type schema string
 
-// function is the beginning of the name of one of the extension's functions.
-var function = regexp.MustCompile(`\blease_`)
+// functionPrefix is the beginning of the names of the extension's functions.
+var functionPrefix = regexp.MustCompile(`\blease_`)
 
 // sql adds the schema to the names of the extension's functions.
 func (s schema) sql(text string, args ...any) statement {
-	return statement{function.ReplaceAllLiteralString(text, string(s)+"lease_"), args}
+	return statement{functionPrefix.ReplaceAllLiteralString(text, string(s)+"lease_"), args}
 }
 
 // interval returns a text that every IntervalStyle reads alike.
@@ -76,9 +76,9 @@ func (s schema) undo(e effect) statement {
 		WHERE i.holder = $3::text AND i.state = 'held'`, lockTimeout(e), e.Names, e.Holder)
 }
 
-// recordset reads names with tokens, and the holder of an adopted lease, from JSON: every driver
+// pairsFromJSON reads names with tokens, and the holder of an adopted lease, from JSON: every driver
 // can send a text.
-const recordset = `jsonb_to_recordset($1::text::jsonb) AS x(name text, token bigint, holder text)`
+const pairsFromJSON = `jsonb_to_recordset($1::text::jsonb) AS x(name text, token bigint, holder text)`
 
 // guard locks the names in the same order everywhere, so that transactions do not deadlock. It
 // returns a name that is not held under its token, or NULL.
@@ -92,13 +92,13 @@ func (s schema) guardAdopted(pairs string) statement {
 
 func (s schema) guardWith(token, pairs string) statement {
 	return s.sql(`SELECT min(x.name) FILTER (WHERE lease_guard(x.name, `+token+`) IS NULL)
-		FROM (SELECT * FROM `+recordset+` ORDER BY name COLLATE "C") AS x`, pairs)
+		FROM (SELECT * FROM `+pairsFromJSON+` ORDER BY name COLLATE "C") AS x`, pairs)
 }
 
 // guardedRelease releases the names, and returns one that was not held under its token, or NULL.
 func (s schema) guardedRelease(pairs string) statement {
 	return s.sql(`SELECT min(x.name) FILTER (WHERE lease_release(x.name, x.token) IS NULL)
-		FROM `+recordset, pairs)
+		FROM `+pairsFromJSON, pairs)
 }
 
 // rowTable is a table whose rows are leases. The heartbeat and the statements identify it by its
@@ -110,31 +110,31 @@ type rowTable struct {
 	Deadline string   `json:"deadline"`
 }
 
-// table reads a rowTable from its JSON, as every driver can send a text.
-const table = `jsonb_to_record($1::text::jsonb)
+// fromRowTable reads a rowTable from its JSON, as every driver can send a text.
+const fromRowTable = `jsonb_to_record($1::text::jsonb)
 		AS t(relation regclass, columns name[], fence name, deadline name)`
 
 func (s schema) keepRows(e effect, ttls []string) statement {
-	return s.sql(outcomes+` FROM `+table+`, lease_keep_rows(t.relation, t.columns, $2::text[]::jsonb[],
+	return s.sql(outcomes+` FROM `+fromRowTable+`, lease_keep_rows(t.relation, t.columns, $2::text[]::jsonb[],
 			$3::bigint[], $4::text[]::interval[], t.fence, t.deadline)`, e.Table, e.Names, e.Tokens, ttls)
 }
 
 func (s schema) releaseRows(e effect) statement {
 	return s.sql(`SELECT lease_release_rows(t.relation, t.columns, $2::text[]::jsonb[], $3::bigint[],
 			t.fence, t.deadline) IS NOT NULL
-		FROM `+table+`, set_config('lock_timeout', $4, true)`, e.Table, e.Names, e.Tokens, lockTimeout(e))
+		FROM `+fromRowTable+`, set_config('lock_timeout', $4, true)`, e.Table, e.Names, e.Tokens, lockTimeout(e))
 }
 
 // guardRow returns the key if there is no row with this key and token, else NULL.
 func (s schema) guardRow(l *Lease) statement {
 	return s.sql(`SELECT CASE WHEN lease_guard_row(t.relation, t.columns, $2::text::jsonb, $3::bigint,
 			t.fence, t.deadline) IS NULL THEN $2::text END
-		FROM `+table, l.table, l.names[1], l.token)
+		FROM `+fromRowTable, l.tableJSON, l.names[1], l.token)
 }
 
 // guardedRowRelease releases a row. It returns NULL in any case, as the work may have released the
 // row itself.
 func (s schema) guardedRowRelease(l *Lease) statement {
-	return s.sql(`SELECT NULL::text FROM `+table+`, lease_release_rows(t.relation, t.columns,
-		ARRAY[$2::text::jsonb], ARRAY[$3::bigint], t.fence, t.deadline)`, l.table, l.names[1], l.token)
+	return s.sql(`SELECT NULL::text FROM `+fromRowTable+`, lease_release_rows(t.relation, t.columns,
+		ARRAY[$2::text::jsonb], ARRAY[$3::bigint], t.fence, t.deadline)`, l.tableJSON, l.names[1], l.token)
 }

@@ -296,7 +296,7 @@ func (g *guard) run(last []Last) error {
 func (g *guard) leasesToCheck() (checked Leases) {
 	for _, l := range g.leases {
 		endError := l.endError.Load()
-		isLate := l.table != "" && g.releases && endError != nil && endError.Reason == ReasonDeadline
+		isLate := l.tableJSON != "" && g.releases && endError != nil && endError.Reason == ReasonDeadline
 		if !isLate {
 			checked = append(checked, l)
 		}
@@ -321,7 +321,7 @@ func (g *guard) runOnce() (isInner bool, err error) {
 	g.stage, g.until = beginning, until
 	t, err := g.open(until)
 	if err != nil {
-		return false, g.explain(err, false, "")
+		return false, g.typedError(err, false, "")
 	}
 	defer t.end()
 	result, isDone := "rolled back", false
@@ -358,7 +358,7 @@ func (g *guard) runOnce() (isInner bool, err error) {
 	case err == nil:
 		result, isDone = "committed", true
 	default:
-		err = g.explain(err, t.isBroken(err), t.role)
+		err = g.typedError(err, t.isBroken(err), t.role)
 		var fenceErr *Error
 		if errors.As(err, &fenceErr) && fenceErr.InDoubt {
 			result = "in doubt"
@@ -406,7 +406,7 @@ func (g *guard) sendEach(
 ) error {
 	var named Leases
 	for _, l := range g.leases {
-		if l.table == "" {
+		if l.tableJSON == "" {
 			named = append(named, l)
 			continue
 		}
@@ -449,9 +449,9 @@ func (g *guard) pairs(leases Leases) string {
 	return string(text)
 }
 
-// explain returns the [Error] for an error in the transaction; isBroken, if the error has ended the
+// typedError returns the [Error] for an error in the transaction; isBroken, if the error has ended the
 // session. After the error of a commit the transaction may have committed all the same.
-func (g *guard) explain(err error, isBroken bool, role string) error {
+func (g *guard) typedError(err error, isBroken bool, role string) error {
 	state, ctxErr := sqlStateOf(err), g.ctx.Err()
 	// With the first two codes the server has ended an idle transaction before it read the commit;
 	// with the third one it has canceled the commit.
@@ -488,7 +488,10 @@ func (g *guard) explain(err error, isBroken bool, role string) error {
 		return newLeaseTaken(holder, 0, "", err, g.names...)
 	default:
 		// Deferred triggers and constraints of the program run at the commit.
-		return classify(err, g.stage == working || g.stage == committing, role)
+		isFromWork := g.stage == working || g.stage == committing
+		isName := func(l *Lease) bool { return l.tableJSON == "" }
+		isOfTable := len(g.leases) > 0 && !slices.ContainsFunc(g.leases, isName)
+		return classify(err, isFromWork, isOfTable, role)
 	}
 	return err
 }
