@@ -117,8 +117,8 @@ class LeaseState(Sender):
 
     @property
     def confirms_row(self) -> bool:
-        """True if its next call confirms a row. That call has no other leases: its error is
-        raised by `keep_row`, as a name or a value of the key may be wrong."""
+        """True if its next call confirms a row. That call is sent alone, so that `keep_row` can
+        raise its error: a name or a value of the key may be wrong."""
         return bool(self.table) and self.state == CONFIRMING
 
     @property
@@ -566,8 +566,8 @@ class LeaseStates(Sender):
     # Renewals.
 
     def _keep_answered(self, call: Call, rows: Sequence[Any]) -> None:
-        left = iter(rows)
-        parts = [list(islice(left, len(lease.names))) for lease in call.leases]
+        unread = iter(rows)
+        parts = [list(islice(unread, len(lease.names))) for lease in call.leases]
         kept_any = any(all(row[0] == "kept" for row in part) for part in parts)
         for lease, part in zip(call.leases, parts, strict=True):
             self._take_outcomes(lease, part, call, kept_any)
@@ -576,9 +576,9 @@ class LeaseStates(Sender):
         self, lease: LeaseState, rows: Sequence[Any], call: Call, kept_any: bool
     ) -> None:
         """Applies the outcomes of the names of one lease."""
-        by_name, lefts, agains, codes = zip(*rows, strict=True)
+        by_name, remainings, intervals, codes = zip(*rows, strict=True)
         outcomes = set(by_name)
-        again = min([one for one in agains if one is not None], default=None)
+        again = min([one for one in intervals if one is not None], default=None)
         is_lost = "lost" in outcomes or "refused" in outcomes
         lease.is_renewal_answered = True
         if not lease.is_live or (is_lost and lease.last_transactions):
@@ -593,7 +593,7 @@ class LeaseStates(Sender):
                 lease.advice = "other role"
             self._mark_lost(lease, reason, unreleased)
         elif outcomes == {"kept"}:
-            self._extend(lease, call.sent, min(lefts), again)
+            self._extend(lease, call.sent, min(remainings), again)
         else:
             least = lease.shortest_interval(lease.deadline - self.now)
             pause = max(again or self._pause(lease.ttl), least)
@@ -618,8 +618,8 @@ class LeaseStates(Sender):
 
     def _keep_failed(self, call: Call, code: str) -> None:
         is_refused = code in {"42501", "42883", "3F000"} and not call.open
-        is_wrong = call.leases[0].confirms_row and not is_transient(code)
-        reason = "refused" if is_refused or is_wrong else ""
+        is_permanent = call.leases[0].confirms_row and not is_transient(code)
+        reason = "refused" if is_refused or is_permanent else ""
         pause = self._pause(min(lease.ttl for lease in call.leases))
         if code == "unsent":
             pause = 0
@@ -657,19 +657,19 @@ class LeaseStates(Sender):
             self._granted(lease, rows[0][1], call.sent)
             return
         holder, remaining = taken.get("holder"), taken.get("remaining", 0)
-        until, is_by_itself = lease.until, False
+        until, is_own_grant = lease.until, False
         if lease.doubt and holder == lease.holder:
             # The lease is taken by its own first call, whose answer was lost.
-            until, is_by_itself = max(until, lease.doubt[1]), True
+            until, is_own_grant = max(until, lease.doubt[1]), True
         elif lease.doubt and self.now >= lease.doubt[1]:
             lease.doubt = None
         if lease.has_ended:
             self._queue_undo(lease)
         elif self.now < until:
-            is_portion = call.wait and not is_by_itself
+            is_portion = call.wait and not is_own_grant
             again = call.sent + PORTION_INTERVAL if is_portion else self.now + RETRY_INTERVAL
-            lease.due_at = min(max(again, self.now), until)
-        elif is_by_itself:
+            lease.due_at = min(again, until)
+        elif is_own_grant:
             self._reply(lease, "NoAnswer")
         else:
             by_state = {None: None, "uncommitted": "commit"}
@@ -731,8 +731,8 @@ class LeaseStates(Sender):
         if lease.doubt and lease.may_reclaim and lease.tries == 1 and is_outage:
             return
         # A retry in doubt reclaims, so it must not take over the grant of another client.
-        may_pass = (is_conflict or is_outage) and (lease.may_reclaim or not lease.doubt)
-        if not may_pass or self.now >= until:
+        is_retryable = (is_conflict or is_outage) and (lease.may_reclaim or not lease.doubt)
+        if not is_retryable or self.now >= until:
             self._reply(lease, **_not_granted(code, call.open and not lease.doubt))
             return
         if is_outage:
@@ -741,7 +741,7 @@ class LeaseStates(Sender):
                 self.effects.append({"log": "not acquired", "key": lease.id, "code": code})
             lease.in_outage = True
         pause = self._jittered(_backoff(lease.tries, longest))
-        lease.due_at = self.now + min(pause, max(1, until - self.now))
+        lease.due_at = self.now + min(pause, until - self.now)
 
     def _queue_undo(self, lease: LeaseState) -> None:
         """Queues the release of a grant in doubt, if no other client can have the same holder."""
@@ -760,8 +760,8 @@ class LeaseStates(Sender):
         undo.tries += 1
         pause = 0 if code == "unsent" else self._jittered(_backoff(undo.tries, LONGEST_PAUSE))
         undo.due_at = self.now + pause
-        may_pass = is_transient(code) or code == "panicked"
-        undo.has_ended = not may_pass or undo.due_at >= undo.gives_up_at
+        is_retryable = is_transient(code) or code == "panicked"
+        undo.has_ended = not is_retryable or undo.due_at >= undo.gives_up_at
 
     # Releases.
 
@@ -801,9 +801,9 @@ class LeaseStates(Sender):
 
     def _release_answered(self, release: Release, rows: Sequence[Any]) -> None:
         self.releases.remove(release)
-        left = iter(rows)
+        unread = iter(rows)
         for lease in release.leases:
-            is_gone = None in list(islice(left, len(lease.unreleased or lease.names)))
+            is_gone = None in list(islice(unread, len(lease.unreleased or lease.names)))
             has_session = not lease.session or lease.connection
             is_known = not release.is_in_doubt and not lease.table and has_session
             if lease.state != LOST and is_gone and is_known and self.now < lease.deadline:
@@ -826,8 +826,8 @@ class LeaseStates(Sender):
         is_disconnected = _is_connection_error(code)
         # The error of a statement may be caused by one lease of several.
         splits = len(release.leases) > 1 and not call.open and not is_disconnected
-        may_pass = splits or _is_lock_error(code) or is_disconnected
-        if not may_pass or self.now >= release.until:
+        is_retryable = splits or _is_lock_error(code) or is_disconnected
+        if not is_retryable or self.now >= release.until:
             self._abandon_release(release)
             return
         release.tries += 1
