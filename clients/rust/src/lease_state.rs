@@ -1161,7 +1161,7 @@ impl LeaseStates {
             self.reply(id, Some(denial), is_sqlstate.then(|| code.to_owned()));
         } else {
             let pause = jittered(backoff(request.tries, longest), self.jitter);
-            request.due_at = now + pause.min((until - now).max(1));
+            request.due_at = now + pause.min(until - now);
             if is_outage {
                 request.in_outage = true;
                 // One line of the log for an outage, however many acquires wait for its end.

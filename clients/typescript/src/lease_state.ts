@@ -769,7 +769,7 @@ export class LeaseStates implements Sender {
     const until = isByItself ? Math.max(lease.until, doubt.until) : lease.until;
     if (this.#now < until) {
       const isPortion = acquiresSeparately(lease) && hasOneName(lease) && !isByItself;
-      const next = Math.max((call.sent as number) + PORTION_INTERVAL, this.#now);
+      const next = (call.sent as number) + PORTION_INTERVAL;
       lease.dueAt = Math.min(isPortion ? next : this.#now + RETRY_INTERVAL, until);
     } else if (isByItself) this.#reply(lease, { error: "NoAnswer", inDoubt: true });
     else {
@@ -847,7 +847,7 @@ export class LeaseStates implements Sender {
       lease.inOutage = true;
     }
     const pause = jittered(backoff(FIRST_RETRY, tries - 1, longest), this.jitter);
-    lease.dueAt = this.#now + Math.min(pause, Math.max(1, until - this.#now));
+    lease.dueAt = this.#now + Math.min(pause, until - this.#now);
   }
 
   /** Queues the release of a grant in doubt, if no other client can have the same holder. */

@@ -932,7 +932,7 @@ final class LeaseStates {
             endAcquire(lease);
         } else if (now < until) {
             boolean isPortion = lease.acquiresSeparately() && lease.hasOneName() && !isByItself;
-            long again = isPortion ? max(call.sent + PORTION_INTERVAL, now) : now + RETRY_INTERVAL;
+            long again = isPortion ? call.sent + PORTION_INTERVAL : now + RETRY_INTERVAL;
             lease.dueAt = min(until, again);
         } else if (isByItself) {
             reply(lease, new Reply("NoAnswer"));
@@ -1050,7 +1050,7 @@ final class LeaseStates {
             lease.inOutage = true;
         }
         long pause = jittered(backoff(lease.tries, longest), jitter);
-        lease.dueAt = now + min(pause, max(1, until - now));
+        lease.dueAt = now + min(pause, until - now);
     }
 
     private void sendUndo(LeaseState lease) {
