@@ -176,6 +176,10 @@ final class Tests {
         Connection foreign = withMethod(real, "isWrapperFor", () -> false);
         raises(WRONG, "to PostgreSQL", () -> works(new Fence(() -> foreign)));
         eventually(real::isClosed);
+        Connection busy = as("postgres");
+        sql(busy, "BEGIN");
+        raises(WRONG, "in a transaction", () -> works(new Fence(() -> busy)));
+        eventually(busy::isClosed);
     }
 
     @Test

@@ -96,6 +96,12 @@ final class Connections {
                 throw new IllegalArgumentException(
                         "a fence takes connections to PostgreSQL, and not " + opened);
             }
+            // A grant in the program's transaction would not be committed.
+            if (opened.unwrap(BaseConnection.class).getTransactionState()
+                    != TransactionState.IDLE) {
+                throw new IllegalArgumentException(
+                        "a fence takes connections that are not in a transaction");
+            }
             if (isCut) {
                 opened.close();
                 throw new SQLException("it was opened too late", "08003");
