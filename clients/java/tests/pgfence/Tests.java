@@ -425,6 +425,32 @@ final class Tests {
         Logger.getLogger("pgfence").removeHandler(failing);
     }
 
+    /** A listener that hangs at each loss, and at each release. */
+    @Test
+    void aListenerThatHangsDelaysNoVerb() throws Exception {
+        CompletableFuture<Void> mayEnd = new CompletableFuture<>();
+        fence.onEvent(
+                event -> {
+                    if (event.kind() != Fence.Event.Kind.ACQUIRED) {
+                        mayEnd.join();
+                    }
+                });
+        Lease lost = fence.lease("job", LONG.atMost(ofMillis(100)));
+        long end = System.nanoTime() + ofSeconds(1).toNanos();
+        // A check notices the loss as soon as the thread that watches the time does.
+        Executable checks =
+                () -> {
+                    while (System.nanoTime() < end) {
+                        lost.check();
+                    }
+                };
+        Class<LeaseLost> loss = LeaseLost.class;
+        assertThrows(loss, () -> assertTimeoutPreemptively(TTL, checks));
+        assertThrows(loss, () -> assertTimeoutPreemptively(TTL, lost::close));
+        assertTimeoutPreemptively(ofSeconds(5), fence::close);
+        mayEnd.complete(null);
+    }
+
     // Helpers.
 
     /** Asserts that the body throws an error with the pattern in its message, and returns it. */

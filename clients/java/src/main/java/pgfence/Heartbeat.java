@@ -24,6 +24,7 @@ final class Heartbeat {
     // In milliseconds.
     private static final long SHORTEST_IDLE = 250, POLL_INTERVAL = 100;
     private static final long CAUSE_TIMEOUT = 250, RENEWAL_TIMEOUT = 10_000;
+    private static final long LAST_EVENTS_TIMEOUT = 1000;
     private static final Consumer<LeaseStates> TICK = states -> {};
 
     /** For an acquire that only an interrupt stops. */
@@ -94,7 +95,7 @@ final class Heartbeat {
     /** Gives an input to the states that is about a call: {@code answerTo} is its number. */
     private void input(int answerTo, Consumer<LeaseStates> input) {
         decide(answerTo, input);
-        runNotifications();
+        startNotifications();
     }
 
     private synchronized void decide(int answerTo, Consumer<LeaseStates> input) {
@@ -108,6 +109,21 @@ final class Heartbeat {
             watch();
         }
         notifyAll();
+    }
+
+    /**
+     * Runs the notifications in a separate thread: a listener or the log may block, which must not
+     * stop the caller.
+     */
+    private void startNotifications() {
+        synchronized (this) {
+            if (notifier != null || notifications.isEmpty()) {
+                return;
+            }
+        }
+        if (!Connections.run(this::runNotifications)) {
+            runNotifications();
+        }
     }
 
     /** Runs the notifications in one thread at a time, so that they stay in their order. */
@@ -128,6 +144,7 @@ final class Heartbeat {
             }
             synchronized (this) {
                 notifier = null;
+                notifyAll();
             }
         }
     }
@@ -156,10 +173,7 @@ final class Heartbeat {
                     }
                 }
                 decide(0, TICK);
-                // A listener or the log may block, which must not stop this thread.
-                if (!Connections.run(this::runNotifications)) {
-                    runNotifications();
-                }
+                startNotifications();
                 checkIdleConnections();
             } catch (Throwable error) {
                 log(Level.ERROR, "what keeps the leases has died, and begins anew", error);
@@ -275,7 +289,7 @@ final class Heartbeat {
     /** Emits the event of a leader, which holds no lease at that time. */
     void interrupted(String name) {
         emit(new Fence.Event(Fence.Event.Kind.INTERRUPTED, List.of(name), 0, Duration.ZERO, null));
-        runNotifications();
+        startNotifications();
     }
 
     // Calls, each in a separate thread.
@@ -424,7 +438,7 @@ final class Heartbeat {
             acquires.put(id, acquire);
             decide(0, states -> begin.accept(states, id));
         }
-        runNotifications();
+        startNotifications();
         Reply reply = null;
         try {
             while (reply == null && stop.getCount() > 0) {
@@ -577,9 +591,23 @@ final class Heartbeat {
         guards.forEach(lease -> lease.guards.remove(connection));
     }
 
-    /** Releases all leases, and ends the waits of all acquires. */
+    /**
+     * Releases all leases, and ends the waits of all acquires. The last events are delivered before
+     * the program ends, unless a listener blocks.
+     */
     void close() {
         input(LeaseStates::close);
         awaitEnd(closed);
+        BooleanSupplier areDelivered =
+                () -> {
+                    Thread running = notifier;
+                    return running == Thread.currentThread()
+                            || running == null && notifications.isEmpty();
+                };
+        try {
+            awaitCondition(LAST_EVENTS_TIMEOUT, areDelivered);
+        } catch (InterruptedException interrupt) {
+            Thread.currentThread().interrupt();
+        }
     }
 }
