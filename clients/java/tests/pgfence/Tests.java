@@ -354,6 +354,7 @@ final class Tests {
         kinds.remove("RENEWED");
         assertEquals("[ACQUIRED, LOST, INTERRUPTED, ACQUIRED, RELEASED]", kinds.toString());
         Lease held = fence.lease("job", LONG.atMost(ofMillis(500)));
+        held.lost().cancel(true);
         held.lost().thenRun(stop::countDown);
         assertFalse(fence.lead("job", TTL, stop, leads -> {}));
         assertThrows(LeaseLost.class, held::close);

@@ -59,9 +59,12 @@ public final class Lease extends Holding implements AutoCloseable {
         }
     }
 
-    /** Completes when the lease is lost: {@code lease.lost().thenRun(thread::interrupt)}. */
+    /**
+     * Completes when the lease is lost: {@code lease.lost().thenRun(thread::interrupt)}. Each call
+     * returns another future, so that a timeout or a cancellation of one does not end the others.
+     */
     public CompletableFuture<LeaseLost> lost() {
-        return lost;
+        return lost.copy();
     }
 
     /**
