@@ -285,6 +285,8 @@ final class Tests {
         long token = claim();
         Lease lease = fence.keepRow("public.runs", key, token, options);
         assertEquals("[\"\\u005cx00ff\"]", Statements.rowName(List.of(new byte[] {0, -1})));
+        String date = Statements.rowName(List.of(new java.util.Date(7)));
+        assertEquals("[\"1970-01-01T00:00:00.007Z\"]", date);
         assertEquals("public.runs " + token, lease.names().get(0) + " " + lease.token());
         Thread.sleep(4000);
         assertEquals("t", sql("SELECT till > now() FROM runs"));

@@ -169,8 +169,14 @@ record Statements(String schema) {
                 .collect(Collectors.joining("\",\"", "[\"", "\"]"));
     }
 
-    /** Returns a value as PostgreSQL writes it: bytes are hexadecimal digits. */
+    /**
+     * Returns a value as PostgreSQL reads it: bytes are hexadecimal digits. The text of a
+     * java.util.Date has no milliseconds; the types of java.sql have texts in the form of SQL.
+     */
     private static String text(Object value) {
+        if (value.getClass() == Date.class) {
+            return ((Date) value).toInstant().toString();
+        }
         boolean isBinary = value instanceof byte[];
         return isBinary ? "\\x" + HexFormat.of().formatHex((byte[]) value) : value.toString();
     }
