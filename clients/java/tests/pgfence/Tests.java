@@ -360,6 +360,15 @@ final class Tests {
         held.lost().thenRun(stop::countDown);
         assertFalse(fence.lead("job", TTL, stop, leads -> {}));
         assertThrows(LeaseLost.class, held::close);
+        // A leader whose fence is closed does not try again.
+        Fence.Leading<Exception> closes =
+                lease -> {
+                    fence.close();
+                    lease.check();
+                };
+        CountDownLatch never = new CountDownLatch(1);
+        assertThrows(FenceException.class, () -> fence.lead("job", TTL, never, closes));
+        assertEquals(1, Collections.frequency(kinds, "INTERRUPTED"));
     }
 
     @Test

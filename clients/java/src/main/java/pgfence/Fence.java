@@ -225,6 +225,9 @@ public final class Fence implements AutoCloseable {
                 work.run(lease);
                 return true;
             } catch (Exception error) {
+                if (heartbeat.isClosing) {
+                    throw error;
+                }
                 failed = error;
                 String cause = FenceException.causeOf(error);
                 effects =

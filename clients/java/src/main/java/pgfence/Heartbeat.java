@@ -32,6 +32,10 @@ final class Heartbeat {
 
     volatile Statements statements = new Statements("");
     volatile Consumer<Fence.Event> onEvent = event -> {};
+
+    /** True as soon as the program has begun to close the fence. */
+    volatile boolean isClosing;
+
     private final Callable<Connection> source;
 
     /** The message of the error if no connection comes from the source. */
@@ -596,6 +600,7 @@ final class Heartbeat {
      * the program ends, unless a listener blocks.
      */
     void close() {
+        isClosing = true;
         input(LeaseStates::close);
         awaitEnd(closed);
         BooleanSupplier areDelivered =
