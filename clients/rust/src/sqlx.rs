@@ -1,7 +1,7 @@
 //! Transactions that are guarded by leases, on connections of sqlx.
 
 use crate::errors::Error;
-use crate::transaction::{Begun, CHECK_TRANSACTION, Counted, Guardable, OpenTransaction};
+use crate::transaction::{Begun, CHECK_TRANSACTION, Counted, Guardable, OpenTransaction, ended};
 use sqlx::postgres::PgConnection;
 use sqlx::{Connection, Executor, Postgres, Transaction};
 
@@ -28,8 +28,9 @@ impl OpenTransaction for Transaction<'_, Postgres> {
 
     async fn commit(mut self, is_whole: bool) -> Result<(), Error> {
         if is_whole {
-            self.run_sql(CHECK_TRANSACTION).await?;
+            self.run_sql(CHECK_TRANSACTION).await.map_err(ended)?;
+            return Ok(Transaction::commit(self).await?);
         }
-        Ok(Transaction::commit(self).await?)
+        Transaction::commit(self).await.map_err(|error| ended(error.into()))
     }
 }

@@ -67,7 +67,8 @@ pub trait OpenTransaction: Send + Sized {
 
     /// Commits. A COMMIT after a failed statement rolls back without an error, and one without a
     /// transaction is a warning: so `CHECK_TRANSACTION` is sent before it, unless this is a
-    /// savepoint.
+    /// savepoint. An error of the check is an [`ended`] error; an error of the COMMIT, as of a
+    /// deferred trigger, is an error of the work.
     fn commit(self, is_whole: bool) -> impl Future<Output = Result<(), Error>> + Send;
 }
 
@@ -83,9 +84,13 @@ impl OpenTransaction for Transaction<'_> {
 
     async fn commit(self, is_whole: bool) -> Result<(), Error> {
         if !is_whole {
-            return Ok(Transaction::commit(self).await?);
+            return Transaction::commit(self).await.map_err(|error| ended(error.into()));
         }
-        self.batch_execute(&format!("{CHECK_TRANSACTION}; COMMIT")).await?;
+        // Both are sent at once. After a check that has failed, the COMMIT rolls back.
+        let (check, commit) =
+            tokio::join!(self.batch_execute(CHECK_TRANSACTION), self.batch_execute("COMMIT"));
+        check.map_err(|error| ended(error.into()))?;
+        commit?;
         // The drop of the driver's transaction would send a ROLLBACK. It owns nothing.
         mem::forget(self);
         Ok(())
@@ -306,23 +311,30 @@ impl GuardState {
     }
 }
 
-/// Returns the type of the error of a commit.
-fn commit_error(mut error: Error) -> Error {
+/// Returns the type of an error of `CHECK_TRANSACTION`, or of the end of a savepoint.
+pub(crate) fn ended(error: Error) -> Error {
     let sqlstate = error.sqlstate();
-    let (message, in_doubt) = match (sqlstate.as_deref(), &mut error) {
-        (Some("25P02"), _) => ("a statement of it has failed: all of it is rolled back", false),
-        (Some("22P02" | "3B001"), _) => {
+    let (message, in_doubt) = match sqlstate.as_deref() {
+        Some("25P02") => ("a statement of it has failed: all of it is rolled back", false),
+        // There is no token, no savepoint, or no transaction.
+        Some("22P02" | "3B001" | "25P01") => {
             ("the work has ended it itself: what came after that was not guarded", true)
-        }
-        // The server has ended an idle transaction before it read the commit: no doubt.
-        (Some("25P03" | "25P04"), _) => return error,
-        (_, Error::TransactionLost { in_doubt, .. } | Error::LeaseLost { in_doubt, .. }) => {
-            *in_doubt = true;
-            return error;
         }
         _ => return error,
     };
     Error::TransactionLost { message: message.to_owned(), sqlstate, in_doubt }
+}
+
+/// Returns the error of a commit: if the session has ended meanwhile, the commit is in doubt.
+fn commit_error(mut error: Error) -> Error {
+    // The server has ended an idle transaction before it read the commit, or a statement of it has
+    // failed: no doubt.
+    let is_known = matches!(error.sqlstate().as_deref(), Some("25P02" | "25P03" | "25P04"));
+    if let Error::TransactionLost { in_doubt, .. } | Error::LeaseLost { in_doubt, .. } = &mut error
+    {
+        *in_doubt = !is_known;
+    }
+    error
 }
 
 impl Drop for GuardState {
@@ -437,7 +449,7 @@ impl<T: OpenTransaction> Guarded<T> {
         self.state.stage = Some(Stage::RolledBack);
         // No commit is sent yet, so any other error than 25P02 leaves no doubt.
         let release_error = |error: Error| match error.has_state("25P02") {
-            true => commit_error(error),
+            true => ended(error),
             false => error,
         };
         // A NULL is no error for rows: the work may have released its row itself.

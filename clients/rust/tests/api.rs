@@ -137,6 +137,38 @@ async fn a_guard_in_an_open_transaction_is_a_savepoint() {
     assert_eq!(shop.sql(STATUS).await, "paid");
 }
 
+/// A deferred trigger fails in the commit with the code that the check of the token has.
+#[tokio::test]
+async fn an_error_of_the_commit_is_the_works_own() {
+    let (shop, mut client) = (Shop::new().await, client().await);
+    shop.sql(
+        "CREATE OR REPLACE FUNCTION late() RETURNS trigger LANGUAGE plpgsql
+            AS 'BEGIN RAISE SQLSTATE ''22P02''; END';
+        CREATE CONSTRAINT TRIGGER late AFTER UPDATE ON orders
+            DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION late()",
+    )
+    .await;
+    let lease = shop.lease().await;
+    let guard = lease.guard(&mut client).await.unwrap();
+    guard.execute(PAY, &[]).await.unwrap();
+    let error = guard.commit().await.unwrap_err();
+    assert!(matches!(error, Error::Other(_)), "{error:?}");
+    assert_eq!(shop.sql(STATUS).await, "new");
+    client.batch_execute("SELECT 1").await.unwrap();
+    // Within a transaction of the program, which the work ends, and in one that it ends itself.
+    let mut outer = client.transaction().await.unwrap();
+    let guard = lease.guard(&mut outer).await.unwrap();
+    guard.batch_execute("COMMIT").await.unwrap();
+    let error = guard.commit().await.unwrap_err();
+    assert!(matches!(error, Error::TransactionLost { in_doubt: true, .. }), "{error:?}");
+    drop(outer);
+    let guard = lease.guard(&mut client).await.unwrap();
+    guard.batch_execute("COMMIT; BEGIN; CREATE TABLE unguarded ()").await.unwrap();
+    let error = guard.commit().await.unwrap_err();
+    assert!(matches!(error, Error::TransactionLost { in_doubt: true, .. }), "{error:?}");
+    assert_eq!(shop.sql("SELECT count(*) FROM pg_class WHERE relname = 'unguarded'").await, "0");
+}
+
 #[tokio::test]
 async fn an_error_says_what_another_role_lacks() {
     let (shop, other) = (Shop::new().await, config(|config| config.user("rust_1")));
