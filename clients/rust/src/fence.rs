@@ -340,8 +340,9 @@ impl Lease {
     }
 
     /// Returns the result of `work`. If the lease is lost before, the work is dropped at its next
-    /// `await`, and the result is [`Error::LeaseLost`].
+    /// `await`, and the result is [`Error::LeaseLost`]. Without the lease the work does not begin.
     pub async fn run<T>(&self, work: impl Future<Output = T>) -> Result<T, Error> {
+        self.check()?;
         tokio::select! {
             biased;
             done = work => Ok(done),

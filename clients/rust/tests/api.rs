@@ -105,8 +105,15 @@ async fn a_lease_is_held_until_its_last_clone_is_dropped() {
     guard.commit().await.unwrap();
     // The lease is released in the background after the guard, and by `hold` after its work.
     let request = shop.fence.lease("order:7").at_most(SHORT).wait(LONG);
-    let hangs = request.hold(async |_| pending::<Result<(), Error>>().await);
+    let mut ended = None;
+    let hangs = request.hold(async |lease| {
+        ended = Some(lease);
+        pending::<Result<(), Error>>().await
+    });
     assert_eq!(lost(hangs.await), Reason::AtMost);
+    // No work begins without the lease.
+    let begins = async { panic!("it began") };
+    assert_eq!(lost(ended.unwrap().run::<()>(begins).await), Reason::AtMost);
     shop.fence.close().await;
     assert_eq!(shop.sql(STATE).await, "free");
 }
