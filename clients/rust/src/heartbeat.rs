@@ -529,9 +529,11 @@ impl Heartbeat {
             inner.acquires.insert(id, acquire);
             id
         };
-        let _give_up_on_drop = GiveUpOnDrop { heartbeat: self.clone(), id };
+        let mut give_up = GiveUpOnDrop { heartbeat: self.clone(), id, has_reply: false };
         self.input(|states| states.acquire(id, options));
-        let held = answer.await.map_err(Error::other)??;
+        let reply = answer.await;
+        give_up.has_reply = true;
+        let held = reply.map_err(Error::other)??;
         self.check(&held.grant)?;
         Ok(held)
     }
@@ -612,16 +614,24 @@ impl Heartbeat {
     }
 }
 
-/// Gives up an acquire whose future is dropped before the reply.
+/// Gives up an acquire whose future is dropped before the reply. If a reply with a grant waits for
+/// a log or an `on_event` that blocks, the grant is released.
 struct GiveUpOnDrop {
     heartbeat: Arc<Heartbeat>,
     id: Id,
+    has_reply: bool,
 }
 
 impl Drop for GiveUpOnDrop {
     fn drop(&mut self) {
-        if lock(&self.heartbeat.inner).acquires.contains_key(&self.id) {
-            self.heartbeat.input(|states| states.give_up(self.id));
+        if self.has_reply {
+            return;
         }
+        let inner = lock(&self.heartbeat.inner);
+        let is_pending = inner.acquires.contains_key(&self.id);
+        self.heartbeat.locked_input(inner, 0, |states| match is_pending {
+            true => states.give_up(self.id),
+            false => states.release(self.id),
+        });
     }
 }

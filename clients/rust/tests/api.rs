@@ -305,6 +305,21 @@ async fn a_program_that_blocks_and_panics_keeps_its_lease() {
     fence.close().await;
 }
 
+/// The event of the grant hangs, and the reply comes after it.
+#[tokio::test]
+async fn a_grant_that_is_given_up_while_a_callback_hangs_is_released() {
+    let shop = Shop::new().await;
+    let (ends, hangs) = std::sync::mpsc::channel::<()>();
+    let hangs = std::sync::Mutex::new(hangs);
+    let fence = shop.fence.clone().on_event(move |_| {
+        let _ = hangs.lock().unwrap().recv();
+    });
+    assert!(timeout(SHORT, fence.lease("order:7").ttl(LONG).acquire()).await.is_err());
+    sleep(SHORT).await;
+    assert_eq!(shop.sql(STATE).await, "free");
+    drop(ends);
+}
+
 #[tokio::test]
 async fn a_loss_comes_at_the_deadline_while_the_opener_blocks() {
     let (shop, opened) = (Shop::new().await, AtomicBool::new(false));
