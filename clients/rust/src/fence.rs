@@ -70,7 +70,8 @@ impl Fence {
         self.with_setup(|setup| setup.longest_beat = limit)
     }
 
-    /// Another fence, which calls the function with each event of its leases. It must not block.
+    /// Another fence, which calls the function with each event of its leases. It must not block,
+    /// and cannot acquire a lease of that fence.
     pub fn on_event(self, on_event: impl Fn(&Event) + Send + Sync + 'static) -> Fence {
         self.with_setup(|setup| setup.on_event = Arc::new(on_event))
     }

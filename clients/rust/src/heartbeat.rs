@@ -20,7 +20,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::mem::{replace, take};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread;
+use std::thread::{self, ThreadId};
 use std::time::Duration;
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::{oneshot, watch};
@@ -137,6 +137,8 @@ struct Inner {
     /// Events, replies and lines of the log are delivered in their order, without the lock.
     deliveries: VecDeque<Delivery>,
     is_delivering: bool,
+    /// The thread that delivers now.
+    delivers: Option<ThreadId>,
     is_closed: bool,
     /// The reasons and names of the leases that the current input has ended, for the log.
     ended: Vec<(Reason, String)>,
@@ -245,6 +247,7 @@ impl Heartbeat {
     /// Delivers all. It runs in one thread at a time, to keep their order.
     fn deliver_all(&self) {
         let mut inner = lock(&self.inner);
+        inner.delivers = Some(thread::current().id());
         while let Some(next) = inner.deliveries.pop_front() {
             drop(inner);
             if catch_unwind(AssertUnwindSafe(|| next(&self.setup))).is_err() {
@@ -253,7 +256,7 @@ impl Heartbeat {
             }
             inner = lock(&self.inner);
         }
-        inner.is_delivering = false;
+        (inner.is_delivering, inner.delivers) = (false, None);
         self.timer.notify_one();
     }
 
@@ -523,6 +526,10 @@ impl Heartbeat {
         let ((reply, answer), options) = (oneshot::channel(), Arc::new(options));
         let id = {
             let mut inner = lock(&self.inner);
+            if inner.delivers == Some(thread::current().id()) {
+                // The reply would wait until this callback has ended.
+                return Err(Error::Invalid("on_event and the log cannot acquire a lease"));
+            }
             inner.last_id += 1;
             let (id, acquire) =
                 (inner.last_id, Acquire { options: options.clone(), reply, cause: None });

@@ -305,6 +305,28 @@ async fn a_program_that_blocks_and_panics_keeps_its_lease() {
     fence.close().await;
 }
 
+#[cfg(feature = "blocking")]
+#[tokio::test]
+async fn an_acquire_in_a_callback_is_refused() {
+    use pg_fence_client::blocking;
+    use std::sync::{Arc, mpsc};
+    let shop = Shop::new().await;
+    let same: Arc<OnceLock<Fence>> = Arc::default();
+    let (errors, error) = mpsc::channel();
+    let in_event = same.clone();
+    let fence = shop.fence.clone().on_event(move |_| {
+        let fence = in_event.get().unwrap().clone();
+        let request = fence.lease("order:8");
+        let acquired = blocking::Fence::of(fence).unwrap().wait(request.acquire());
+        errors.send(acquired.err()).unwrap();
+    });
+    same.set(fence.clone()).unwrap();
+    let lease = timeout(LONG / 30, fence.lease("order:7").acquire()).await.expect("a reply");
+    assert!(matches!(error.recv().unwrap(), Some(Error::Invalid(_))));
+    lease.unwrap().release().await.unwrap();
+    fence.close().await;
+}
+
 /// The event of the grant hangs, and the reply comes after it.
 #[tokio::test]
 async fn a_grant_that_is_given_up_while_a_callback_hangs_is_released() {
