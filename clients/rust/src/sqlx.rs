@@ -11,6 +11,11 @@ impl Guardable for PgConnection {
     /// Begins a savepoint if the connection is in a transaction.
     async fn begin(&mut self) -> Begun<Transaction<'_, Postgres>> {
         let is_whole = !self.is_in_transaction();
+        if !is_whole {
+            // If the savepoint failed, sqlx would roll back the program's transaction, and run the
+            // next statements of that in autocommit.
+            self.execute("SELECT 1").await?;
+        }
         Ok((Connection::begin(self).await?, is_whole))
     }
 }

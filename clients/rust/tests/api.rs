@@ -451,8 +451,19 @@ fn a_program_without_async_waits_for_the_verbs() {
 #[cfg(feature = "sqlx")]
 mod of_sqlx {
     use super::*;
-    use sqlx::Executor;
-    use sqlx::postgres::PgPoolOptions;
+    use sqlx::postgres::{PgConnection, PgPoolOptions};
+    use sqlx::{Connection, Executor};
+
+    #[tokio::test]
+    async fn a_transaction_that_has_failed_stays_as_it_is() {
+        let (shop, mut connection) =
+            (Shop::new().await, PgConnection::connect(&url()).await.unwrap());
+        let lease = shop.lease().await;
+        let mut outer = Connection::begin(&mut connection).await.unwrap();
+        outer.execute("SELECT 1 / 0").await.unwrap_err();
+        assert!(lease.guard(&mut *outer).await.is_err());
+        outer.execute("CREATE TABLE unguarded ()").await.unwrap_err();
+    }
 
     #[tokio::test]
     async fn a_pool_of_one_connection_gets_it_back() {
