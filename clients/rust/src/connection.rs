@@ -14,9 +14,10 @@ use tokio::net::lookup_host;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio_postgres::config::{Host, LoadBalanceHosts};
+use tokio_postgres::error::SqlState;
 use tokio_postgres::tls::{MakeTlsConnect, TlsConnect};
 use tokio_postgres::types::{ToSql, Type};
-use tokio_postgres::{Client, Config, Connection, Row, Socket};
+use tokio_postgres::{Client, Config, Connection, Row, SimpleQueryMessage, Socket};
 
 /// How long a connection may take to close.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -95,6 +96,23 @@ impl Connected {
         let values = values.iter().map(|(value, kind)| (value.as_ref() as _, kind.clone()));
         let values: Vec<(&(dyn ToSql + Sync), Type)> = values.collect();
         self.query_typed(sql, &values).await
+    }
+
+    /// Fails if the connection is in a transaction, which the driver does not know: a grant would
+    /// not be committed. Any other transaction begins with its first statement, if that is sent as
+    /// a text.
+    pub(crate) async fn check_idle(&self) -> Result<(), Error> {
+        let answer = self.simple_query("SELECT now() < statement_timestamp()").await;
+        let is_in_transaction = match answer {
+            Err(error) if error.code() == Some(&SqlState::IN_FAILED_SQL_TRANSACTION) => true,
+            answer => answer?.iter().any(|message| {
+                matches!(message, SimpleQueryMessage::Row(row) if row.get(0) == Some("t"))
+            }),
+        };
+        match is_in_transaction {
+            true => Err(Error::other("a fence takes connections that are not in a transaction")),
+            false => Ok(()),
+        }
     }
 
     /// True if the session has ended, as far as the client has noticed.

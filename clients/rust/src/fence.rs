@@ -44,7 +44,14 @@ impl Fence {
         F: Fn() -> O + Send + Sync + 'static,
         O: Future<Output = Result<Connected, Error>> + Send + 'static,
     {
-        Fence::from_opener(Arc::new(move |_| Box::pin(opener())))
+        Fence::from_opener(Arc::new(move |_| {
+            let opening = opener();
+            Box::pin(async move {
+                let connected = opening.await?;
+                connected.check_idle().await?;
+                Ok(connected)
+            })
+        }))
     }
 
     fn from_opener(open: Opener) -> Fence {

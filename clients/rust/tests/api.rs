@@ -38,6 +38,12 @@ async fn client() -> Connected {
     connect(&url(), NoTls).await.unwrap()
 }
 
+async fn busy_client(work: &str) -> Connected {
+    let client = client().await;
+    let _ = client.batch_execute(work).await;
+    client
+}
+
 fn lost<T: Debug>(outcome: Result<T, Error>) -> Reason {
     match outcome {
         Err(Error::LeaseLost { reason, .. }) => reason,
@@ -277,6 +283,11 @@ async fn nested_errors_are_found_and_permanent_ones_come_at_once() {
         ("does not exist", Fence::at([config(|config| config.dbname("nowhere"))], NoTls)),
         ("no host, as user", Fence::new("dbname=shop").unwrap()),
         ("no secret", Fence::with_opener(|| async { Err(Error::other("no secret")) })),
+        ("in a transaction", Fence::with_opener(async || Ok(busy_client("BEGIN").await))),
+        (
+            "in a transaction",
+            Fence::with_opener(async || Ok(busy_client("BEGIN; SELECT 1 / 0").await)),
+        ),
     ] {
         let stop = CancellationToken::new();
         let lead = fence.lead("x", SHORT, &stop, async |_| Ok(()));
