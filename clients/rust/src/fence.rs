@@ -168,6 +168,8 @@ impl Fence {
                         }
                     }
                 }
+                // An acquire of a closed fence is not tried again.
+                LeadEffect::Pause { .. } if self.0.is_closing() => return outcome,
                 LeadEffect::Pause { pause, begins_outage, has_led } => {
                     if let (true, Err(error)) = (begins_outage, &outcome) {
                         log::warn!("{name} leads no more, and it is tried again: {error}");

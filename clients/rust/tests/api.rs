@@ -372,6 +372,25 @@ async fn a_loss_comes_at_the_deadline_while_the_opener_blocks() {
     assert_eq!(lost(loss.map_or(Ok(()), Err)), Reason::Deadline);
 }
 
+/// The leader does not try again, and reports no outage.
+#[tokio::test]
+async fn a_leader_ends_with_its_fence() {
+    let shop = Shop::new().await;
+    let fence = shop.fence.clone().on_event(|event| {
+        INTERRUPTED.fetch_or(event.kind == EventKind::Interrupted, Relaxed);
+    });
+    static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+    let stop = CancellationToken::new();
+    let led = fence.lead("order:7", SHORT, &stop, async |lease| {
+        fence.close().await;
+        lease.check()?;
+        Ok::<_, BoxError>(())
+    });
+    timeout(LONG / 30, led).await.expect("at once").unwrap_err();
+    fence.close().await;
+    assert!(!INTERRUPTED.load(Relaxed));
+}
+
 /// In both modes, with a key of two columns, and with columns of any name.
 #[tokio::test]
 async fn a_row_is_a_lease() {
