@@ -172,7 +172,8 @@ impl Fence {
                 LeadEffect::Pause { .. } if self.0.is_closing() => return outcome,
                 LeadEffect::Pause { pause, begins_outage, has_led } => {
                     if let (true, Err(error)) = (begins_outage, &outcome) {
-                        log::warn!("{name} leads no more, and it is tried again: {error}");
+                        let line = format!("{name} leads no more, and it is tried again: {error}");
+                        self.0.warn(line);
                     }
                     if begins_outage && has_led {
                         let (names, kind) = (vec![name.to_owned()], EventKind::Interrupted);

@@ -267,6 +267,12 @@ impl Heartbeat {
         self.deliver();
     }
 
+    /// Writes a line to the log, which may block or panic.
+    pub fn warn(self: &Arc<Self>, line: String) {
+        lock(&self.inner).warn(line);
+        self.deliver();
+    }
+
     // The thread.
 
     /// Returns the runtime of the thread, which is started if it does not run.
@@ -615,8 +621,9 @@ impl Heartbeat {
                 connected.close().await;
                 Ok::<_, Error>(rows?.iter().all(|row| row.get(0)))
             };
-            let warn =
-                |why: &str| log::warn!("a statement in a guard goes on in the server: {why}");
+            let warn = |why: &str| {
+                heartbeat.warn(format!("a statement in a guard goes on in the server: {why}"));
+            };
             match clock::within(span(LONGEST_CALL), cancelled).await {
                 Some(Ok(true)) => {}
                 Some(Ok(false)) => warn("only its own role may cancel it"),

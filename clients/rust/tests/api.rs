@@ -231,6 +231,16 @@ async fn a_logger_may_check_a_lease_and_panic() {
     // The replies to other acquires are delivered after that line of the log.
     let reply = timeout(LONG / 30, shop.fence.lease("order:8").acquire()).await;
     reply.expect("a reply").unwrap();
+    // So is the line of a leader that begins again.
+    static HAS_LED: AtomicBool = AtomicBool::new(false);
+    let stop = CancellationToken::new();
+    let lead = shop.fence.lead("order:9", SHORT, &stop, async |_| {
+        if !HAS_LED.swap(true, Relaxed) {
+            lease.check()?;
+        }
+        Ok::<_, BoxError>(())
+    });
+    timeout(LONG / 30, lead).await.expect("a second term").unwrap();
 }
 
 /// A statement that the program gives up ends, too, and its connection can be used again.
