@@ -11,6 +11,8 @@ import org.postgresql.ds.PGSimpleDataSource;
 import pgfence.FenceException.*;
 
 import java.lang.reflect.*;
+import java.net.InetAddress;
+import java.net.ServerSocket;
 import java.sql.*;
 import java.time.Duration;
 import java.util.*;
@@ -180,6 +182,19 @@ final class Tests {
         sql(busy, "BEGIN");
         raises(WRONG, "in a transaction", () -> works(new Fence(() -> busy)));
         eventually(busy::isClosed);
+    }
+
+    /** The first host is silent, or refuses, or its name does not exist. */
+    @Test
+    void eachHostHasItsPartOfTheTime() throws Exception {
+        try (ServerSocket silent = new ServerSocket(0, 9, InetAddress.getLoopbackAddress())) {
+            String other = "127.0.0.1:" + silent.getLocalPort();
+            for (String host : List.of(other, "127.0.0.1:1", "nowhere.invalid", "[::1]:1")) {
+                try (Fence made = new Fence(URL.replace("//", "//" + host + ","))) {
+                    made.lease("job", SHORT).close();
+                }
+            }
+        }
     }
 
     @Test

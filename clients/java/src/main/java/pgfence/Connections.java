@@ -12,6 +12,7 @@ import java.util.*;
 import java.util.concurrent.*;
 import java.util.concurrent.locks.ReentrantLock;
 import java.util.regex.*;
+import java.util.stream.Stream;
 
 /** The connections of a heartbeat, and the threads that open, use and end them. */
 final class Connections {
@@ -43,6 +44,11 @@ final class Connections {
     /** A task for a separate thread. */
     interface Task {
         void run() throws Exception;
+    }
+
+    /** Opens a connection. An answer after the limit, in milliseconds, is too late. */
+    interface Source {
+        Connection open(long limit) throws Exception;
     }
 
     private Connections() {}
@@ -90,8 +96,8 @@ final class Connections {
             this.number = number;
         }
 
-        void open(Callable<Connection> source) throws Exception {
-            Connection opened = connection = source.call();
+        void open(Source source, long limit) throws Exception {
+            Connection opened = connection = source.open(limit);
             if (opened == null || !opened.isWrapperFor(PGConnection.class)) {
                 throw new IllegalArgumentException(
                         "a fence takes connections to PostgreSQL, and not " + opened);
@@ -225,7 +231,7 @@ final class Connections {
                 });
     }
 
-    static Callable<Connection> opener(String url) {
+    static Source opener(String url) {
         Matcher parts = URL.matcher(String.valueOf(url));
         if (!parts.matches()) {
             // Only the beginning of the URL is shown, as it may have a password.
@@ -248,8 +254,40 @@ final class Connections {
         // libpq's parameters have other names in the driver.
         String rest = parts.group("rest").replace("application_name=", "ApplicationName=");
         rest = rest.replace("connect_timeout=", "connectTimeout=");
-        String full = "jdbc:postgresql:" + parts.group("authority") + rest;
-        // DriverManager does not find the driver of a web application.
-        return () -> new org.postgresql.Driver().connect(full, properties);
+        String authority = "jdbc:postgresql:" + parts.group("authority");
+        // Without slashes the rest begins with the database.
+        boolean hasHosts = parts.group("authority").length() == 2;
+        String[] hosts = rest.split("[/?]", 2)[0].split(hasHosts ? "," : "$");
+        String more = rest.substring(String.join(",", hosts).length());
+        List<String> urls = Stream.of(hosts).map(host -> authority + host + more).toList();
+        return limit -> connect(urls, properties, limit);
+    }
+
+    /**
+     * Connects to the first host that accepts, within a limit in milliseconds. Each host has its
+     * part of the time, so that one that hangs, or whose name does, leaves time for the next.
+     */
+    private static Connection connect(List<String> urls, Properties properties, long limit)
+            throws SQLException {
+        long until = Clock.now() + limit;
+        SQLException failed = null;
+        for (int left = urls.size(); left > 0; left--) {
+            Properties own = new Properties();
+            own.putAll(properties);
+            if (urls.size() > 1) {
+                double part = Math.max(1, until - Clock.now()) / 1000.0 / left;
+                own.put("loginTimeout", String.valueOf(part));
+            }
+            try {
+                // DriverManager does not find the driver of a web application.
+                return new org.postgresql.Driver().connect(urls.get(urls.size() - left), own);
+            } catch (SQLException error) {
+                if (failed != null) {
+                    error.addSuppressed(failed);
+                }
+                failed = error;
+            }
+        }
+        throw failed;
     }
 }

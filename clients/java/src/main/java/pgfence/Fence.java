@@ -38,12 +38,16 @@ public final class Fence implements AutoCloseable {
     /** A fence on connections that a function opens. */
     public Fence(Callable<Connection> source) {
         this(
-                Objects.requireNonNull(source, Connections.TAKES),
+                opensBy(Objects.requireNonNull(source, Connections.TAKES)),
                 "no connection came in time from the source of the fence (if it is a pool, all of"
                         + " its connections may be in use: give the fence a source of its own)");
     }
 
-    private Fence(Callable<Connection> source, String noConnection) {
+    private static Connections.Source opensBy(Callable<Connection> source) {
+        return limit -> source.call();
+    }
+
+    private Fence(Connections.Source source, String noConnection) {
         heartbeat = new Heartbeat(source, noConnection);
     }
 

@@ -1,6 +1,7 @@
 package pgfence;
 
 import pgfence.Connections.HeartbeatConnection;
+import pgfence.Connections.Source;
 import pgfence.FenceException.*;
 import pgfence.LeaseStates.*;
 
@@ -24,7 +25,7 @@ final class Heartbeat {
     // In milliseconds.
     private static final long SHORTEST_IDLE = 250, POLL_INTERVAL = 100;
     private static final long CAUSE_TIMEOUT = 250, RENEWAL_TIMEOUT = 10_000;
-    private static final long LAST_EVENTS_TIMEOUT = 1000;
+    private static final long LAST_EVENTS_TIMEOUT = 1000, SHORTEST_OPENING = 2000;
     private static final Consumer<LeaseStates> TICK = states -> {};
 
     /** For an acquire that only an interrupt stops. */
@@ -36,7 +37,7 @@ final class Heartbeat {
     /** True as soon as the program has begun to close the fence. */
     volatile boolean isClosing;
 
-    private final Callable<Connection> source;
+    private final Source source;
 
     /** The message of the error if no connection comes from the source. */
     private final String noConnection;
@@ -61,7 +62,7 @@ final class Heartbeat {
     private int lastId;
     private String lastError;
 
-    Heartbeat(Callable<Connection> source, String noConnection) {
+    Heartbeat(Source source, String noConnection) {
         this.source = source;
         this.noConnection = noConnection;
         states = new LeaseStates(jitter);
@@ -330,7 +331,8 @@ final class Heartbeat {
         connection.use.lock();
         try {
             if (call.open) {
-                connection.open(source);
+                // A little less than the limit, so that the opening itself fails, and says why.
+                connection.open(source, Math.max(call.limit, SHORTEST_OPENING) * 9 / 10);
                 input(call.number, states -> states.sent(call.number));
             }
             boolean hasEnded = !call.open && connection.hasEnded(SHORTEST_IDLE);
