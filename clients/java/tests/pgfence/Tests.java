@@ -420,7 +420,19 @@ final class Tests {
         assertFalse(isHeld.get(30, TimeUnit.SECONDS));
         assertEquals(Reason.AT_MOST, late.lost().get(30, TimeUnit.SECONDS).reason());
         renewed.check();
+        // A leader whose line hangs ends when it is stopped.
+        CountDownLatch stop = new CountDownLatch(1);
+        Fence.Leading<Exception> loses =
+                leading -> {
+                    sql("SELECT lease_revoke('led')");
+                    leading.lost().get();
+                    stop.countDown();
+                    leading.check();
+                };
+        Fence other = new Fence(URL);
+        assertFalse(assertTimeoutPreemptively(TTL, () -> other.lead("led", TTL, stop, loses)));
         mayEnd.complete(null);
+        other.close();
         Logger.getLogger("pgfence").removeHandler(handler);
         assertThrows(LeaseLost.class, lease::close);
         assertThrows(LeaseLost.class, late::close);

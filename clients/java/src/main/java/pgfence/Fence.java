@@ -3,7 +3,6 @@ package pgfence;
 import pgfence.FenceException.*;
 import pgfence.LeaseStates.*;
 
-import java.lang.System.Logger.Level;
 import java.sql.*;
 import java.time.Duration;
 import java.util.*;
@@ -206,7 +205,7 @@ public final class Fence implements AutoCloseable {
             for (Effect effect : effects) {
                 if (effect instanceof Log) {
                     String line = " leads no more, and it is tried again: ";
-                    Heartbeat.log(Level.WARNING, name + line + failed.getMessage(), null);
+                    heartbeat.writeLine(name + line + failed.getMessage());
                 } else if (effect instanceof Lead next) {
                     if (next.lead().equals("end")) {
                         throw Heartbeat.sneakyThrow(failed);

@@ -255,6 +255,14 @@ final class Heartbeat {
         }
     }
 
+    /** Writes a line of a leader to the log, which may block. */
+    void writeLine(String line) {
+        synchronized (this) {
+            warn(line);
+        }
+        startNotifications();
+    }
+
     private void warn(String line) {
         notifications.add(() -> log(Level.WARNING, line, null));
     }
