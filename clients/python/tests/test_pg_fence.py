@@ -33,6 +33,7 @@ from psycopg.errors import DivisionByZero, InvalidSchemaName, OperationalError
 from psycopg.rows import dict_row
 from sqlalchemy import BigInteger, Connection, create_engine, make_url, text
 from sqlalchemy.exc import DataError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, declarative_base, mapped_column
 
@@ -372,6 +373,17 @@ class Tests(unittest.TestCase):
                 connection.execute("SELECT 1 / 0")
             with lease.guard(connection):
                 connection.execute(PAY)
+
+    def test_a_guard_that_gets_no_connection_leaves_no_transaction(self) -> None:
+        engine = create_engine(PSYCOPG, **{**ONE, "pool_timeout": 0.1})
+        self.addCleanup(engine.dispose)
+        with Session(engine) as session, self.fence.lease("order:7") as lease:
+            with engine.connect(), self.assertRaises(PoolTimeout):
+                lease.guard(session).__enter__()
+            self.assertFalse(session.in_transaction())
+            with lease.guard(session):
+                session.execute(text(PAY))
+            self.assertEqual(self.value(STATUS), "paid")
 
     def test_a_block_that_somebody_is_in(self) -> None:
         slot = self.fence.lease("job", slots=2)

@@ -137,6 +137,9 @@ class Driver:
 class SQLAlchemy(Driver):
     """A Connection or a Session, or an AsyncConnection or an AsyncSession."""
 
+    #: True while the transaction is open and has no block yet.
+    _has_begun = False
+
     async def begin(self, register: Callable[[Any], None]) -> None:
         of_session = getattr(self.connection, "sync_session", None)
         sync = of_session or getattr(self.connection, "sync_connection", self.connection)
@@ -147,11 +150,13 @@ class SQLAlchemy(Driver):
         self.is_inner = sync._trans_context_manager is not None or was_asked_for
         if not is_begun:
             await self._run(sync.begin)
+            self._has_begun = True
         self._core = sync.connection if hasattr(sync, "get_bind") else lambda: sync
         pooled = (await self._run(self._core)).connection
         self.raw, self._root = pooled.driver_connection, sync.get_transaction()
         register(self.raw)
         await self._enter(await self._run(sync.begin_nested) if self.is_inner else self._root)
+        self._has_begun = False
         if getattr(pooled.dbapi_connection, "autocommit", False):
             raise TypeError(
                 "the engine's isolation level is AUTOCOMMIT: there is no transaction to guard"
@@ -178,6 +183,11 @@ class SQLAlchemy(Driver):
     async def rollback(self, error: BaseException) -> None:
         # Afterwards the driver's connection belongs to its pool.
         await self._leave(error)
+        if self._has_begun:
+            # The session has no connection yet, or the lease was lost while it waited for one. If
+            # the transaction stayed open, the next guard would be a savepoint in it.
+            self._has_begun = False
+            await self._run(self._sync.rollback)
 
 
 class Django(Driver):
