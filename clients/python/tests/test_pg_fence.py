@@ -452,9 +452,40 @@ class Tests(unittest.TestCase):
         with self.assertRaises(LeaseLost), self.fence.lease("job", ttl=SHORT) as lease:
             self.value("SELECT lease_revoke('job')")
             self.assertTrue(lease.lost.wait(60))
-        handler.handle.assert_called()
         with self.fence.lease("job") as lease:
             self.assertTrue(lease.held)
+        handler.handle.assert_called()
+
+    def test_handlers_that_hang(self) -> None:
+        log, handler, goes_on = logging.getLogger("pg_fence"), mock.Mock(level=0), threading.Event()
+        handler.handle.side_effect = lambda _: goes_on.wait(10)
+        log.addHandler(handler)
+        self.addCleanup(log.removeHandler, handler)
+
+        def keep_one_and_lose_two(on_event: Any) -> None:
+            with Fence(URL, on_event=on_event) as fence, fence.lease("kept", ttl=SHORT) as kept:
+                short = [
+                    fence.lease(f"{ttl}", ttl=ttl, at_most=ttl).__enter__()
+                    for ttl in (SECOND, 2 * SECOND)
+                ]
+                for lease in short:
+                    self.assertTrue(lease.lost.wait(10))
+                time.sleep(SHORT.total_seconds())
+                kept.check()
+
+        async def give_up() -> None:
+            fence = AsyncFence(URL, on_event=lambda _: goes_on.wait(10))
+            with self.assertRaises(TimeoutError):
+                async with asyncio.timeout(0.5), fence.lease("job"):
+                    self.fail("the answer has come before the event")
+            await fence.close()
+
+        with contextlib.ExitStack() as at_the_end:
+            at_the_end.callback(goes_on.set)
+            keep_one_and_lose_two(None)
+            log.removeHandler(handler)
+            keep_one_and_lose_two(lambda event: event.kind != "lost" or goes_on.wait(10))
+            asyncio.run(give_up())
 
     def test_a_leader_with_asyncio(self) -> None:
         said: list[Any] = []

@@ -1,6 +1,8 @@
 """The heartbeat of a fence, which renews its leases. It owns the clock, the threads and the
-connections. One thread gives all inputs to LeaseStates, which decides, and carries out the effects."""
+connections. One thread gives all inputs to LeaseStates, which decides, and carries out the effects.
+Another one calls the program's handlers of events and of the log, which may block."""
 
+import asyncio
 import atexit
 import contextlib
 import logging
@@ -11,9 +13,10 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from socket import socket
 from typing import Literal
 
@@ -41,8 +44,8 @@ Kind = Literal["acquired", "renewed", "lost", "released", "interrupted"]
 
 @dataclass(frozen=True)
 class Event:
-    """A change of a lease, for `on_event`, which is called in the heartbeat's thread and must not
-    block. A loss has a `reason`, and so has a release without an answer (`unconfirmed`).
+    """A change of a lease, for `on_event`, which is called in a thread of the fence. While it blocks,
+    later events and the answers to acquires wait, and the heartbeat goes on. A loss has a `reason`, and so has a release without an answer (`unconfirmed`).
     `interrupted` comes from `lead`, which no longer leads and will try again."""
 
     kind: Kind
@@ -59,6 +62,8 @@ def now() -> int:
     return ns // 1_000_000
 
 
+#: How long close() waits for the handlers of the last events and lines of the log, in seconds.
+_REPORTED = 1.0
 _LONGEST_SPAN = timedelta.max // timedelta(milliseconds=1)
 
 
@@ -123,6 +128,10 @@ class Heartbeat:
         self._inbox = queue.SimpleQueue()
         self._lock, self._alone = threading.Lock(), threading.Lock()
         self._thread: threading.Thread | None = None
+        #: The calls of the program's handlers, and the answers that come after them.
+        self._reports: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+        #: None if there is nothing to report.
+        self._reporter: threading.Thread | None = None
         self._closed = uncancellable()
         _all.add(self)
 
@@ -137,7 +146,7 @@ class Heartbeat:
 
     def input(self, decide: Callable[[], object]) -> Future[None]:
         """Queues an input. The future is done when the effects have been carried out."""
-        if self._thread is threading.current_thread():
+        if threading.current_thread() in {self._thread, self._reporter}:
             raise RuntimeError("on_event must not wait for its fence")
         return self._put(decide)
 
@@ -195,13 +204,20 @@ class Heartbeat:
         """Releases all leases, and ends all waits."""
         self.input(self.states.close)
         await outcome(self._closed, is_async)
+        reported = uncancellable()
+        self._answer(partial(reported.set_result, None))
+        if is_async:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.wrap_future(reported), _REPORTED)
+        else:
+            wait([reported], _REPORTED)
 
     def interrupted(self, name: str, line: str | None, error: BaseException) -> None:
         """Reports an error after which a leader acquires again."""
         again = "%s %s, and it is tried again: %s"
         self.input(
             lambda: (
-                _write_log(again, name, line, error) if line else self._emit("interrupted", (name,))
+                self._log(again, name, line, error) if line else self._emit("interrupted", (name,))
             )
         )
 
@@ -243,15 +259,16 @@ class Heartbeat:
             for effect in self.states.step(now(), decide or (lambda: None), answer_to=answer_to):
                 self._carry_out(effect)
             self._look()
-        except BaseException:  # noqa: BLE001
-            _write_log("what keeps the leases has died", level=logging.ERROR)
+        except BaseException as error:  # noqa: BLE001
+            self._log("what keeps the leases has died", cause=error)
             for effect in self.states.step(now(), self.states.heartbeat_died):
                 self._carry_out(effect)
             for id, holding in list(self._holdings.items()):
                 if not holding.granted.done():
                     self.states.give_up(id)
                     del self._holdings[id]
-                    holding.granted.set_exception(FenceError("what keeps the leases has died"))
+                    died = FenceError("what keeps the leases has died")
+                    self._answer(partial(holding.granted.set_exception, died))
         if future is not None:
             future.set_result(None)
         return True
@@ -287,19 +304,19 @@ class Heartbeat:
                 if connection := self._connections.pop(number, None):
                     connection.hang_up()
             case {"reply": id, "error": ""}:
-                self._holdings[id].granted.set_result(None)
+                self._answer(partial(self._holdings[id].granted.set_result, None))
             case {"reply": id}:
                 holding = self._holdings.pop(id)
-                holding.granted.set_exception(_refusal(holding, effect))
+                self._answer(partial(holding.granted.set_exception, _refusal(holding, effect)))
             case {"log": "not acquired", "key": id, "code": code}:
                 error = self._holdings[id].cause if code != "no answer" else None
-                _write_log("no lease could be acquired, and it is tried again: %s", error or code)
+                self._log("no lease could be acquired, and it is tried again: %s", error or code)
             case {"log": "not renewed", "code": code}:
-                _write_log("leases are not renewed, and it is tried again: %s", code)
+                self._log("leases are not renewed, and it is tried again: %s", code)
             case {"log": line}:
                 count, reason = effect["count"], effect["reason"]
                 more = f" ({reason})" if reason else ""
-                _write_log("leases are %s%s%s", line, more, f": {count}" if count else "")
+                self._log("leases are %s%s%s", line, more, f": {count}" if count else "")
             case {"closed": _}:
                 self._closed.set_result(None)
 
@@ -324,10 +341,43 @@ class Heartbeat:
         self, kind: Kind, names: tuple[str, ...], token: int = 0, left: int = 0, reason: str = ""
     ) -> None:
         if self._on_event is not None:
+            event = Event(kind, names, token, span(left), reason or None)
+            self._report(partial(_call_handler, self._on_event, event))
+
+    def _log(self, line: str, *values: object, cause: BaseException | None = None) -> None:
+        self._report(partial(_write_log, line, *values, cause=cause))
+
+    def _report(self, call: Callable[[], object]) -> None:
+        """Queues a call of the program's code, which may block, for a thread that does nothing
+        else."""
+        with self._lock:
+            self._reports.put(call)
+            if self._reporter is not None:
+                return
+            thread = threading.Thread(target=self._report_all, name="pg_fence events", daemon=True)
             try:
-                self._on_event(Event(kind, names, token, span(left), reason or None))
-            except BaseException:  # noqa: BLE001
-                _write_log("on_event failed", level=logging.ERROR)
+                thread.start()
+                self._reporter = thread
+                return
+            except RuntimeError:
+                # There are too many threads, or the process is ending.
+                pass
+        self._report_all()
+
+    def _answer(self, call: Callable[[], object]) -> None:
+        """Gives an answer to the program, after what is to be reported before it."""
+        if self._reporter is None:
+            call()
+        else:
+            self._report(call)
+
+    def _report_all(self) -> None:
+        while True:
+            with self._lock:
+                if self._reports.empty():
+                    self._reporter = None
+                    return
+            self._reports.get()()
 
     # Calls, which run in the threads of their connections.
 
@@ -369,10 +419,18 @@ class Heartbeat:
         self._put(decide, call.number)
 
 
-def _write_log(line: str, *values: object, level: int = logging.WARNING) -> None:
-    """Writes to the log. A log handler of the program that raises does not end the heartbeat."""
+def _call_handler(on_event: Callable[[Event], object], event: Event) -> None:
+    try:
+        on_event(event)
+    except BaseException as error:  # noqa: BLE001
+        _write_log("on_event failed", cause=error)
+
+
+def _write_log(line: str, *values: object, cause: BaseException | None = None) -> None:
+    """Writes to the log, an error if it has a cause. A log handler of the program that raises does
+    not end the thread."""
     with contextlib.suppress(BaseException):
-        _log.log(level, line, *values, exc_info=level == logging.ERROR)
+        _log.log(logging.ERROR if cause else logging.WARNING, line, *values, exc_info=cause)
 
 
 def _code_of(error: BaseException, stage: str) -> str:
