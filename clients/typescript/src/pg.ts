@@ -32,7 +32,14 @@ function isPool(one: unknown): one is pg.Pool {
 
 function opener(source: Source): Opener {
   if (typeof source === "function" && !("unsafe" in source))
-    return async (_, ended) => sessionOn(await source(), ended);
+    return async (_, ended) => {
+      const client: Partial<pg.PoolClient & pg.Client> = Object(await source());
+      if (client.getTransactionStatus?.() === "I") return sessionOn(client as pg.Client, ended);
+      // A grant in an open transaction would not be committed.
+      if (client.release) client.release(true);
+      else if (client.getTransactionStatus) client.end?.().catch(() => {});
+      throw new TypeError("a fence's function returns a connected client without a transaction");
+    };
   const isText = typeof source === "string" || source instanceof URL;
   const settings = isPool(source) ? source.options : source;
   const config = (isText ? { connectionString: String(source) } : settings) as pg.ClientConfig;

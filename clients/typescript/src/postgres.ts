@@ -40,7 +40,16 @@ function isOfPostgres(value: unknown): value is On {
 
 function opener(source: Source): Opener {
   if (typeof source === "function" && !("unsafe" in source)) {
-    return async (_, ended) => sessionOn(await source(), ended);
+    return async (_, ended) => {
+      const sql = await source();
+      if (!isOfPostgres(sql) || !("options" in sql))
+        throw new TypeError("a fence's function returns what postgres() returned");
+      const session = await sessionOn(sql, ended);
+      if (!(await isInTransaction(sql))) return session;
+      // A grant in an open transaction would not be committed.
+      session.destroy();
+      throw new TypeError("a fence's function returns a connection without a transaction");
+    };
   }
   const isText = typeof source === "string" || source instanceof URL;
   if (!isText && !isSettings(source) && !isOfPostgres(source)) {
@@ -114,6 +123,13 @@ function watch(
     return true;
   };
   return sql.unsafe("SELECT", [], { onexecute } as object);
+}
+
+/** Returns true if the one connection of an `sql` is in a transaction that the program has begun by a
+ * statement, of which the driver knows nothing. A transaction begins at the time of its first
+ * statement. */
+async function isInTransaction(sql: Sql): Promise<boolean> {
+  return (await sql.unsafe("SELECT WHERE now() < statement_timestamp()")).count > 0;
 }
 
 /** Returns the session on the one connection of an `sql`. `close` closes its socket, if this

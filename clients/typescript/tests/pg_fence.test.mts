@@ -156,6 +156,22 @@ test("a function may give a pool's clients, and a query_timeout ends no wait", a
     await made.lease("job", {}, () => value(cut).then(() => sleep(50)));
 });
 
+test("a function that returns nothing, or a connection in a transaction, serves no fence", async () => {
+  const begun = async () => {
+    const client = ON_PG ? await new pg.Client(URL).connect() : postgres(URL, { max: 1 });
+    return run(client, "BEGIN").then(() => client);
+  };
+  for (const source of [begun, async () => undefined]) {
+    await using made = new Fence(source);
+    await assert.rejects(made.lease("job"), /^NoConnection: .* a fence's function returns/);
+  }
+  const isOpen = `SELECT count(*)::int FROM ${SESSIONS} AND state ~ '^idle in'`;
+  for (let tries = 0; (await value(isOpen)) > 0; tries++) {
+    assert.ok(tries < 100, "the connection stays open");
+    await sleep(100);
+  }
+});
+
 test("an error of another realm is an outage, too", async (t) => {
   if (!ON_PG) return t.skip();
   let opened = 0;
