@@ -172,13 +172,16 @@ class PostgresTransaction extends Transaction<TransactionSql> {
   }
 
   async begin(): Promise<TransactionSql> {
+    const { on } = this;
+    if (!("savepoint" in on) && on.options.max === 1 && (await isInTransaction(on)))
+      throw new TypeError("the connection is in a transaction: begin it by sql.begin instead");
     const begun = new Promise<TransactionSql>((resolve, reject) => {
       const scope = (tx: TransactionSql) =>
         new Promise<void>((commit, fail) => {
           [this.#commit, this.#fail] = [commit, fail];
           this.broken === undefined ? resolve(tx) : fail(this.broken);
         });
-      this.#whole = "savepoint" in this.on ? this.on.savepoint(scope) : this.on.begin(scope);
+      this.#whole = "savepoint" in on ? on.savepoint(scope) : on.begin(scope);
       // After the end of the session there must be no rollback: the driver would lose the
       // connection for which others wait.
       this.#whole.catch((error) => {

@@ -172,6 +172,19 @@ test("a function that returns nothing, or a connection in a transaction, serves 
   }
 });
 
+test("a guard leaves alone a transaction that postgres knows nothing of", async (t) => {
+  if (ON_PG) return t.skip();
+  const one = postgres(URL, { max: 1 });
+  t.after(() => one.end({ timeout: 5 }));
+  await using lease = await fence.lease("order:7", LONG);
+  const pay = (tx: any) => run(tx, PAY);
+  await one.unsafe("BEGIN; UPDATE orders SET status = 'sent' WHERE id = 8");
+  await assert.rejects(lease.guard(one as any, pay), /^TypeError: .* is in a transaction/);
+  await one.unsafe("ROLLBACK");
+  await lease.guard(one as any, pay);
+  assert.equal(await status(), "paid");
+});
+
 test("an error of another realm is an outage, too", async (t) => {
   if (!ON_PG) return t.skip();
   let opened = 0;
