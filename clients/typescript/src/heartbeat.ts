@@ -1,5 +1,5 @@
 import { setMaxListeners } from "node:events";
-import { types } from "node:util";
+import { inspect, types } from "node:util";
 import { Connection, within, type Opener, type Row } from "./connection.js";
 import { codeOfOpening, LeaseLost, sessionEnded, sqlstateOf } from "./errors.js";
 import { errorOfAcquire, type Left, type Reason } from "./errors.js";
@@ -193,7 +193,7 @@ export class Heartbeat {
     try {
       await this.onEvent?.(event);
     } catch (error) {
-      warn(`onEvent failed: ${String(error)}`);
+      warn(`onEvent failed: ${types.isNativeError(error) ? error : inspect(error)}`);
     }
   }
 

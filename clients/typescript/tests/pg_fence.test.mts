@@ -377,7 +377,8 @@ test("a handler may be asynchronous, and fail by no Error", async () => {
   const symbol = () => {
     throw Symbol("odd");
   };
-  for (const onEvent of [symbol, () => Promise.reject(new Error("late"))]) {
+  const bare = () => Promise.reject(Object.create(null));
+  for (const onEvent of [symbol, bare, () => Promise.reject(new Error("late"))]) {
     await using watched = new Fence(on, { onEvent });
     assert.equal(await watched.lease("job", LONG, async () => 7), 7);
   }
