@@ -12,6 +12,7 @@ import gc
 import logging
 import os
 import pickle
+import socket
 import threading
 import time
 import unittest
@@ -529,6 +530,20 @@ class Tests(unittest.TestCase):
                 with fence.lease("job", ttl=SHORT, holder="night shift"):
                     self.assertRaisesRegex(LeaseTaken, "by ni", fence.lease("job").__enter__)
                     self.comes_true(lambda: "renewed" in events)
+
+    def test_a_host_whose_lookup_hangs(self) -> None:
+        real = socket.getaddrinfo
+
+        def look_up(host: Any, *rest: Any, **more: Any) -> Any:
+            if host == "slow.invalid":
+                time.sleep(4)
+            return real(host, *rest, **more)
+
+        host, port = PARTS["host"], PARTS["port"]
+        other = {"host": f"slow.invalid,{host}", "port": f"1,{port}"}
+        with mock.patch("socket.getaddrinfo", look_up), Fence(make_conninfo(URL, **other)) as fence:
+            with fence.lease("job", ttl=2 * SHORT) as lease:
+                lease.check()
 
     def test_the_role_that_an_engine_or_django_names(self) -> None:
         self.admin.execute('DROP ROLE IF EXISTS "a team"; CREATE ROLE "a team"')

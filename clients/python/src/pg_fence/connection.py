@@ -10,7 +10,8 @@ import re
 import socket
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import psycopg
@@ -57,9 +58,27 @@ def opener(source: Any) -> Opener:
     def open(limit: float) -> psycopg.Connection[Any]:
         # connect_timeout is for each host, in whole seconds, and libpq makes 1 of it 2.
         timeout = max(2, math.ceil(limit / hosts))
-        return psycopg.connect(**{"connect_timeout": timeout, "client_encoding": "utf8", **given})
+        params = {"connect_timeout": timeout, "client_encoding": "utf8", **given}
+        return psycopg.connect(**found_in_time(params, limit / hosts))
 
     return open
+
+
+def found_in_time(params: dict[str, Any], limit: float) -> dict[str, Any]:
+    """Returns the parameters without the hosts whose lookup takes longer than the given seconds:
+    psycopg looks up all hosts before it connects to the first one."""
+    hosts = str(params.get("host") or "").split(",")
+    if len(hosts) == 1 or params.get("hostaddr"):
+        return params
+    lookups = [in_thread(partial(socket.getaddrinfo, host, None)) for host in hosts]
+    wait(lookups, limit)
+    found = [at for at, lookup in enumerate(lookups) if lookup.done()]
+    if not found:
+        raise psycopg.OperationalError(f"none of the hosts {', '.join(hosts)} was found in time")
+    ports = str(params.get("port") or "").split(",")
+    of_hosts = {"host": hosts, **({"port": ports} if len(ports) == len(hosts) else {})}
+    kept = {key: ",".join(values[at] for at in found) for key, values in of_hosts.items()}
+    return {**params, **kept}
 
 
 class Connection:
