@@ -531,6 +531,21 @@ class Tests(unittest.TestCase):
                     self.assertRaisesRegex(LeaseTaken, "by ni", fence.lease("job").__enter__)
                     self.comes_true(lambda: "renewed" in events)
 
+    def test_connections_of_a_pool_go_back_to_it(self) -> None:
+        pool = mock.Mock(close_returns=True)
+
+        def getconn() -> Any:
+            connection: Any = psycopg.connect(URL)
+            connection._pool = pool
+            return connection
+
+        with Fence(getconn) as fence, fence.lease("job"):
+            pass
+        self.comes_true(lambda: pool.putconn.called)
+        (connection,) = pool.putconn.call_args.args
+        self.assertTrue(connection.closed)
+        pool.putconn.assert_called_once()
+
     def test_a_host_whose_lookup_hangs(self) -> None:
         real = socket.getaddrinfo
 

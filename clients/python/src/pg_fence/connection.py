@@ -169,7 +169,13 @@ class Connection:
 
     def close(self) -> None:
         if self._connection is not None:
+            # Of a pool with close_returns, close() would return the connection open.
+            self._connection.pgconn.finish()
             self._connection.close()
+            # A connection occupies a place in its pool until it is put back.
+            if pool := getattr(self._connection, "_pool", None):
+                with contextlib.suppress(Exception):
+                    pool.putconn(self._connection)
         if self._handle is not None:
             self._handle.close()
 
