@@ -305,6 +305,18 @@ class Tests(unittest.TestCase):
 
         asyncio.run(gives_up())
 
+    def test_a_transaction_that_asyncpg_knows_nothing_of(self) -> None:
+        async def begins() -> None:
+            on = await asyncpg.connect(URL)
+            async with AsyncFence(URL) as fence, fence.lease("job") as lease:
+                await on.execute("BEGIN")
+                with self.assertRaisesRegex(TypeError, "begun as text"):
+                    await lease.guard(on).__aenter__()
+                self.assertTrue(on.is_in_transaction())
+            await on.close()
+
+        asyncio.run(begins())
+
     def test_what_cannot_be_had_says_why(self) -> None:
         def fails() -> Any:
             raise RuntimeError("no secret")

@@ -65,6 +65,11 @@ class Driver:
         is_ours = getattr(self.raw, "autocommit", True) or self.raw._num_transactions
         self._began_by_itself = is_begun and not is_ours
         self.is_inner = is_begun and not self._began_by_itself
+        if is_begun and getattr(self.raw, "_top_xact", self) is None:
+            # asyncpg would raise the error that it raises for a connection that has ended.
+            raise TypeError(
+                "the transaction was begun as text: begin it by connection.transaction()"
+            )
         register(self.raw)
         await self._enter(self.raw.transaction())
 
