@@ -2,7 +2,7 @@
 import { connect, type Socket } from "node:net";
 import postgres from "postgres";
 import { isSettings, type Opener, type Session } from "./connection.js";
-import { codeOfOpening } from "./errors.js";
+import { codeOfOpening, sessionEnded, sqlstateOf } from "./errors.js";
 import * as fence from "./fence.js";
 import type { Counted } from "./statements.js";
 import { Transaction } from "./transaction.js";
@@ -230,7 +230,12 @@ class PostgresTransaction extends Transaction<TransactionSql> {
 
   protected async undo(): Promise<void> {
     this.#fail(ROLLBACK);
-    await this.#whole.catch((error) => (error === ROLLBACK ? undefined : Promise.reject(error)));
+    await this.#whole.catch((error) => {
+      // If the work has ended the savepoint itself, the server refuses to roll back to it. The
+      // transaction has failed then, or is over, and the driver ends it.
+      const isOver = this.isInner && sqlstateOf(error) !== "" && !sessionEnded(error);
+      if (error !== ROLLBACK && !isOver) throw error;
+    });
   }
 
   override cut(why: string): void {

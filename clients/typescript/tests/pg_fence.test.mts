@@ -185,6 +185,21 @@ test("a guard leaves alone a transaction that postgres knows nothing of", async 
   assert.equal(await status(), "paid");
 });
 
+test("work that ends a guard's savepoint leaves the connection to postgres", async (t) => {
+  if (ON_PG) return t.skip();
+  const one = postgres(URL, { max: 1, onnotice() {} });
+  t.after(() => one.end({ timeout: 5 }));
+  await using lease = await fence.lease("order:7", LONG);
+  for (const end of ["ROLLBACK TO SAVEPOINT mine", "COMMIT"]) {
+    const begun = one.begin(async (tx) => {
+      await tx.unsafe("SAVEPOINT mine");
+      await lease.guard(tx as any, (inner) => run(inner, end));
+    });
+    await assert.rejects(begun, /^TransactionLost/);
+    await one.unsafe("SELECT 1");
+  }
+});
+
 test("an error of another realm is an outage, too", async (t) => {
   if (!ON_PG) return t.skip();
   let opened = 0;
