@@ -27,7 +27,7 @@ import django
 import psycopg
 from django.conf import settings
 from django.db import connections
-from django.db.transaction import atomic
+from django.db.transaction import atomic, on_commit
 from psycopg import RawCursor
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.errors import DivisionByZero, InvalidSchemaName, OperationalError
@@ -396,6 +396,15 @@ class Tests(unittest.TestCase):
             self.assertFalse(session.in_transaction())
             with lease.guard(session):
                 session.execute(text(PAY))
+            self.assertEqual(self.value(STATUS), "paid")
+
+    def test_a_hook_of_django_that_fails_after_the_commit(self) -> None:
+        on = connections["default"]
+        self.addCleanup(on.close)
+        with self.assertNoLogs("pg_fence"), self.fence.lease("order:7") as lease:
+            with self.assertRaises(ZeroDivisionError), lease.guard(on, release=True):
+                on.cursor().execute(PAY)
+                on_commit(lambda: 1 / 0)
             self.assertEqual(self.value(STATUS), "paid")
 
     def test_a_block_that_somebody_is_in(self) -> None:

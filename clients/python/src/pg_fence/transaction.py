@@ -322,7 +322,9 @@ class Guard(Block[C]):
                 if isinstance(meant, (LeaseLost, TransactionLost)):
                     # The server has ended an idle transaction before it read the commit.
                     meant.in_doubt = sqlstate_of(error) not in {"25P03", "25P04"}
-                if is_interrupted or getattr(meant, "in_doubt", False):
+                # Django's on_commit hooks run after the commit, and their errors have no SQLSTATE.
+                may_be_of_hook = not (sqlstate_of(error) or self._driver.is_inner)
+                if is_interrupted or may_be_of_hook or getattr(meant, "in_doubt", False):
                     last = "in doubt"
             await self._roll_back(error)
             if sqlstate_of(error) in {"PF001", "PF004"} and self._holdings:
