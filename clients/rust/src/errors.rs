@@ -207,8 +207,9 @@ impl Error {
                 let message = message("the server did not answer in time");
                 Error::NoAnswer { message, sqlstate, in_doubt }
             }
-            Denial::NotGranted | Denial::NotInstalled | Denial::Refused => cause
-                .unwrap_or(Error::Invalid("the server's answer has another form than is known")),
+            Denial::NotGranted | Denial::NotInstalled | Denial::Refused => {
+                cause.unwrap_or(Error::Invalid("the server returned an unexpected result"))
+            }
         }
     }
 

@@ -315,11 +315,14 @@ impl GuardState {
 pub(crate) fn ended(error: Error) -> Error {
     let sqlstate = error.sqlstate();
     let (message, in_doubt) = match sqlstate.as_deref() {
-        Some("25P02") => ("a statement of it has failed: all of it is rolled back", false),
-        // There is no token, no savepoint, or no transaction.
-        Some("22P02" | "3B001" | "25P01") => {
-            ("the work has ended it itself: what came after that was not guarded", true)
+        Some("25P02") => {
+            ("a statement of the transaction has failed: all of it is rolled back", false)
         }
+        // There is no token, no savepoint, or no transaction.
+        Some("22P02" | "3B001" | "25P01") => (
+            "the work has ended the transaction itself: what it did after that was not guarded",
+            true,
+        ),
         _ => return error,
     };
     Error::TransactionLost { message: message.to_owned(), sqlstate, in_doubt }

@@ -112,7 +112,7 @@ function requestOf(names: string | readonly string[], options: LeaseOptions) {
   }
   if (wait < 0 || (atMost ?? 1) <= 0) throw new RangeError("wait and atMost are not negative");
   if (reclaim && !named) {
-    throw new TypeError("reclaim takes a holder: whose lease is it?");
+    throw new TypeError("reclaim requires a holder");
   }
   if (all.length !== 1 && (shared || slots !== 1 || reclaim)) {
     throw new TypeError("several names at once are exclusive: no shared, slots or reclaim");

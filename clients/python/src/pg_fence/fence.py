@@ -32,7 +32,7 @@ from .transaction import C, Guard
 _T = TypeVar("_T")
 #: The result of a method without a value: None, or an awaitable of it.
 Done = TypeVar("Done")
-L = TypeVar("L", bound="Held[Any]")
+L = TypeVar("L", bound="LeaseBase[Any]")
 F = TypeVar("F")
 HALF_A_MINUTE, NO_TIME = timedelta(seconds=30), timedelta(0)
 #: A shorter ttl leaves no time for a renewal.
@@ -41,7 +41,7 @@ SHORTEST_TTL = timedelta(milliseconds=100)
 CUT_NOTICED = 0.5
 
 
-class Held(Generic[Done]):
+class LeaseBase(Generic[Done]):
     """The common part of Lease and AsyncLease."""
 
     _is_async = False
@@ -80,7 +80,7 @@ class Held(Generic[Done]):
         return run(self._heartbeat.release(self._holding, self._is_async), self._is_async)
 
 
-class Lease(Held[None]):
+class Lease(LeaseBase[None]):
     """A lease that is held while a block runs: `with fence.lease(…) as lease:`, or `keep_row`."""
 
     def __init__(self, heartbeat: Heartbeat, holding: Holding):
@@ -89,18 +89,18 @@ class Lease(Held[None]):
         self.lost = holding.lost
 
 
-class AsyncLease(Held[Awaitable[None]]):
+class AsyncLease(LeaseBase[Awaitable[None]]):
     """A lease that is held while a block runs: `async with fence.lease(…) as lease:`. At a loss the
     task that entered the block is cancelled, and the block raises LeaseLost."""
 
     _is_async = True
 
 
-class Leased(Block[_T]):
+class LeaseBlock(Block[_T]):
     """The block that holds a lease. `request` makes the acquire with a given id."""
 
     def __init__(
-        self, heartbeat: Heartbeat, kind: type[Held[Any]], request: Callable[[str], Holding]
+        self, heartbeat: Heartbeat, kind: type[LeaseBase[Any]], request: Callable[[str], Holding]
     ):
         self._heartbeat, self._kind, self._request = heartbeat, kind, request
         self._is_async = kind._is_async
@@ -189,7 +189,7 @@ class Adopted:
         return Guard(self._heartbeat, [], release, connection, (self.name, self.token, holder))
 
 
-class Leases(Block[F], Generic[F, L, Done]):
+class FenceBase(Block[F], Generic[F, L, Done]):
     """The common part of Fence and AsyncFence. `source` is a connection string, a URL, a function
     that opens a psycopg connection, SQLAlchemy's engine or Django's connection. `schema` is the
     extension's schema, if that is not in the search path. `on_event` is called with each Event."""
@@ -221,7 +221,7 @@ class Leases(Block[F], Generic[F, L, Done]):
         slots: int = 1,
         metadata: Any = None,
         at_most: timedelta | None = None,
-    ) -> Leased[L]:
+    ) -> LeaseBlock[L]:
         """Returns the block that holds the lease of one name, or of all of several names. Entering
         it raises LeaseTaken. Several names have no queue: they are tried four times a second until
         `wait` is over, and may starve beside waiters for each name. The lease is lost `at_most`
@@ -229,7 +229,7 @@ class Leases(Block[F], Generic[F, L, Done]):
         for what, flag in {"reclaim": reclaim, "session": session, "shared": shared}.items():
             checked(what, flag, bool)
         if reclaim and holder is None:
-            raise ValueError("reclaim takes a holder: whose lease is it?")
+            raise ValueError("reclaim requires a holder")
         all_names = list_of_names(names)
         checked("slots", slots, int)
         if len(all_names) > 1 and (shared or reclaim or slots != 1):
@@ -249,7 +249,7 @@ class Leases(Block[F], Generic[F, L, Done]):
             at_most=most_of(at_most),
             metadata=None if metadata is None else json.dumps(metadata),
         )
-        return Leased(self._heartbeat, self._kind, request)
+        return LeaseBlock(self._heartbeat, self._kind, request)
 
     def keep_row(
         self,
@@ -261,7 +261,7 @@ class Leases(Block[F], Generic[F, L, Done]):
         fence: str = "fence",
         deadline: str = "held_until",
         at_most: timedelta | None = None,
-    ) -> Leased[L]:
+    ) -> LeaseBlock[L]:
         """Returns the block that keeps a row lease, which your UPDATE has claimed and committed, with
         the token that it returned. Entering it renews the lease for `ttl`, and raises LeaseLost if
         another worker has claimed the row since. Finish the row in a guard with `release`; the end
@@ -283,7 +283,7 @@ class Leases(Block[F], Generic[F, L, Done]):
             table=RowTable(names, tuple(key), fence, deadline),
             token=checked("a token", token, int),
         )
-        return Leased(self._heartbeat, self._kind, request)
+        return LeaseBlock(self._heartbeat, self._kind, request)
 
     def guard(self, connection: C, leases: Iterable[L], *, release: bool = False) -> Guard[C]:
         """Returns a transaction that is guarded by all of the leases, as Lease.guard does."""
@@ -363,14 +363,14 @@ def cause_of(error: Exception, is_of_acquire: bool) -> str:
     return "ConnectionLost" if session_ended(error) or state == "53300" else "own"
 
 
-def options(lease: Held[Any] | Adopted) -> str:
+def options(lease: LeaseBase[Any] | Adopted) -> str:
     """Returns connection options for code that does not use this package: with
     `psycopg.connect(…, options=options(lease))` all transactions of the connection present the
     token. A pooler in transaction mode does not keep them."""
     return f"-c pg_fence.token={lease.token}"
 
 
-class Fence(Leases["Fence", Lease, None]):
+class Fence(FenceBase["Fence", Lease, None]):
     """The source of leases, one for a process. `with Fence(…)` closes it at the end."""
 
     _kind = Lease
@@ -390,7 +390,7 @@ class Fence(Leases["Fence", Lease, None]):
         return run(self._lead(name, work, stop or threading.Event(), ttl), is_async=False)
 
 
-class AsyncFence(Leases["AsyncFence", AsyncLease, Awaitable[None]]):
+class AsyncFence(FenceBase["AsyncFence", AsyncLease, Awaitable[None]]):
     """The source of leases for asyncio, one for a process. `async with AsyncFence(…)` closes it at
     the end. The connection of its heartbeat is one of psycopg, as Fence's is."""
 

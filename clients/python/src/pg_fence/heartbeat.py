@@ -45,8 +45,9 @@ Kind = Literal["acquired", "renewed", "lost", "released", "interrupted"]
 @dataclass(frozen=True)
 class Event:
     """A change of a lease, for `on_event`, which is called in a thread of the fence. While it blocks,
-    later events and the answers to acquires wait, and the heartbeat goes on. A loss has a `reason`, and so has a release without an answer (`unconfirmed`).
-    `interrupted` comes from `lead`, which no longer leads and will try again."""
+    later events and the answers to acquires wait, and the heartbeat goes on. A loss has a `reason`,
+    and so has a release without an answer (`unconfirmed`). `interrupted` comes from `lead`, which no
+    longer leads and will try again."""
 
     kind: Kind
     names: tuple[str, ...]
@@ -122,18 +123,18 @@ class Heartbeat:
         self.states = LeaseStates(random.randrange(1001))
         self._holdings: dict[str, Holding] = {}
         self._connections: dict[int, Connection] = {}
-        self._looked_at = 0
+        self._checked_at = 0
         #: The inputs, each with the number of the call that it answers, or 0.
         self._inbox: queue.SimpleQueue[tuple[Callable[[], object], int, Future[None]]]
         self._inbox = queue.SimpleQueue()
-        self._lock, self._alone = threading.Lock(), threading.Lock()
+        self._lock, self._run_lock = threading.Lock(), threading.Lock()
         self._thread: threading.Thread | None = None
         #: The calls of the program's handlers, and the answers that come after them.
         self._reports: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         #: None if there is nothing to report.
         self._reporter: threading.Thread | None = None
         self._closed = uncancellable()
-        _all.add(self)
+        _heartbeats.add(self)
 
     @property
     def is_closed(self) -> bool:
@@ -188,7 +189,9 @@ class Heartbeat:
     def suspect(self, holdings: Sequence[Holding]) -> None:
         self.input(lambda: self.states.suspect([one.id for one in holdings]))
 
-    async def last(self, holdings: Sequence[Holding], stage: str, is_async: bool) -> None:
+    async def last_transaction(
+        self, holdings: Sequence[Holding], stage: str, is_async: bool
+    ) -> None:
         """Reports the stage of the transaction that releases the leases."""
         keys = [holding.id for holding in holdings]
         if keys:
@@ -229,7 +232,7 @@ class Heartbeat:
             holding.ended = uncancellable()
             holding.ended.set_result(None)
         # The garbage collector would close the parent's sessions.
-        _of_the_parent.append(self._connections)
+        _inherited_connections.append(self._connections)
         self.__init__(self._open, self._prefix, self._on_event)
 
     # In the heartbeat's thread.
@@ -237,11 +240,11 @@ class Heartbeat:
     def _run(self) -> None:
         # A signal may have come after another thread was started, and before it was recorded: that
         # one goes first.
-        with self._alone:
-            while self._goes_on():
+        with self._run_lock:
+            while self._run_step():
                 pass
 
-    def _goes_on(self) -> bool:
+    def _run_step(self) -> bool:
         at = now()
         wake = self.states.wake(at)
         if wake >= NEVER:
@@ -258,26 +261,26 @@ class Heartbeat:
                 answer_to = 0
             for effect in self.states.step(now(), decide or (lambda: None), answer_to=answer_to):
                 self._carry_out(effect)
-            self._look()
+            self._check_idle_connections()
         except BaseException as error:  # noqa: BLE001
-            self._log("what keeps the leases has died", cause=error)
+            self._log("the heartbeat has failed", cause=error)
             for effect in self.states.step(now(), self.states.heartbeat_died):
                 self._carry_out(effect)
             for id, holding in list(self._holdings.items()):
                 if not holding.granted.done():
                     self.states.give_up(id)
                     del self._holdings[id]
-                    died = FenceError("what keeps the leases has died")
+                    died = FenceError("the heartbeat has failed")
                     self._answer(partial(holding.granted.set_exception, died))
         if future is not None:
             future.set_result(None)
         return True
 
-    def _look(self) -> None:
+    def _check_idle_connections(self) -> None:
         """Checks whether idle connections have ended, which no call would notice."""
-        if now() - self._looked_at < CHECK_INTERVAL / 2:
+        if now() - self._checked_at < CHECK_INTERVAL / 2:
             return
-        self._looked_at = now()
+        self._checked_at = now()
         busy = {call.connection for call in self.states.calls.values()}
         for number, connection in self._connections.items():
             if number not in busy:
@@ -307,7 +310,9 @@ class Heartbeat:
                 self._answer(partial(self._holdings[id].granted.set_result, None))
             case {"reply": id}:
                 holding = self._holdings.pop(id)
-                self._answer(partial(holding.granted.set_exception, _refusal(holding, effect)))
+                self._answer(
+                    partial(holding.granted.set_exception, _acquire_error(holding, effect))
+                )
             case {"log": "not acquired", "key": id, "code": code}:
                 error = self._holdings[id].cause if code != "no answer" else None
                 self._log("no lease could be acquired, and it is tried again: %s", error or code)
@@ -385,9 +390,9 @@ class Heartbeat:
         if call.open:
             self._connections[call.connection] = Connection(call.connection, self._open)
         connection = self._connections[call.connection]
-        connection.enqueue(lambda: self._ask(call, connection))
+        connection.enqueue(lambda: self._run_call(call, connection))
 
-    def _ask(self, call: Call, connection: Connection) -> None:
+    def _run_call(self, call: Call, connection: Connection) -> None:
         """Sends a call, and queues its answer as an input."""
         number, code = call.number, ""
         try:
@@ -449,7 +454,7 @@ def _code_of(error: BaseException, stage: str) -> str:
     return state or stage or ("ended" if is_driver_broken else "22000")
 
 
-def _refusal(of: Holding, reply: Effect) -> BaseException:
+def _acquire_error(of: Holding, reply: Effect) -> BaseException:
     names, in_doubt = of.display_names, reply.get("in_doubt", False)
     cause = of.cause if isinstance(of.cause, Exception) else None
     because = "" if of.cause is None else f": {of.cause}"
@@ -474,16 +479,16 @@ def _refusal(of: Holding, reply: Effect) -> BaseException:
     return error
 
 
-_all: weakref.WeakSet[Heartbeat] = weakref.WeakSet()
-_of_the_parent: list[object] = []
+_heartbeats: weakref.WeakSet[Heartbeat] = weakref.WeakSet()
+_inherited_connections: list[object] = []
 
 
 def _close_all() -> None:
-    for heartbeat in list(_all):
+    for heartbeat in list(_heartbeats):
         if heartbeat._thread is not None and not heartbeat.is_closed:
             run(heartbeat.close(is_async=False), is_async=False)
 
 
 atexit.register(_close_all)
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=lambda: [one.forked() for one in list(_all)])
+    os.register_at_fork(after_in_child=lambda: [one.forked() for one in list(_heartbeats)])

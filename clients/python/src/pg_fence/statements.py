@@ -48,9 +48,9 @@ _GUARD = f"""SELECT count({{0}}lease_guard(x.name, x.token))
 _GUARD_ADOPTED = f"""SELECT count({{0}}lease_guard(x.name,
         (SELECT {{0}}lease_adopt(x.name, x.token, %s::text)))) FROM {_PAIRS}"""
 #: Returns a name that could not be released, or NULL.
-LAST = f"""SELECT min(x.name) FILTER (WHERE {{0}}lease_release(x.name, x.token) IS NULL)
+RELEASE_IN_GUARD = f"""SELECT min(x.name) FILTER (WHERE {{0}}lease_release(x.name, x.token) IS NULL)
     FROM {_PAIRS}"""
-TOKEN = "SELECT current_setting('pg_fence.token', true)"
+CURRENT_TOKEN = "SELECT current_setting('pg_fence.token', true)"
 
 
 def span(ms: int) -> str:
@@ -66,8 +66,8 @@ def of_call(call: Call) -> Statement:
             flags = [of.shared, of.slots, call.reclaim, of.session]
             return _ACQUIRE, [*first, *flags, call.names]
         case LeaseState() as of:
-            asked = [call.names, call.holder, span(of.ttl), of.metadata, of.session]
-            return _ACQUIRE_ALL, [*asked, call.names]
+            arguments = [call.names, call.holder, span(of.ttl), of.metadata, of.session]
+            return _ACQUIRE_ALL, [*arguments, call.names]
         case Undo():
             return _UNDO, [timeout, call.names, call.holder]
         case Release() if call.table:
@@ -138,7 +138,7 @@ def guard_row(lease: LeaseState) -> Statement:
     return lease.table.statement(_GUARD_ROW, lease.names[0], lease.token)
 
 
-def last_row(lease: LeaseState) -> Statement:
+def release_row(lease: LeaseState) -> Statement:
     """Returns the statement that releases the row. Its value is NULL if the work has done so."""
     return lease.table.statement(_RELEASE_ROWS, list(lease.names), [lease.token])
 

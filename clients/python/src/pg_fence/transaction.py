@@ -260,7 +260,7 @@ class Guard(Block[C]):
         if adopted:
             self._names, tokens, adopted_by = [adopted[0]], [adopted[1]], adopted[2]
         self._begin = statements.guard([self._names, tokens], adopted_by)
-        self._last = statements.LAST, [self._names, tokens]
+        self._last = statements.RELEASE_IN_GUARD, [self._names, tokens]
         self._heartbeat, self._holdings = heartbeat, holdings
         self._rows = [one for one in holdings if one.table]
         self._releases, self._has_row_locks = release, False
@@ -286,7 +286,8 @@ class Guard(Block[C]):
     async def _around(self) -> AsyncIterator[C]:
         for holding in self._held:
             holding.check()
-        stage, last, released = "open", "rolled back", self._holdings if self._releases else []
+        stage, last_stage = "open", "rolled back"
+        to_release = self._holdings if self._releases else []
         try:
             await self._driver.begin(self._register)
             stage = "begin"
@@ -305,38 +306,38 @@ class Guard(Block[C]):
             yield self._connection
             stage = "check"
             # From here on the heartbeat does not renew the leases that are being released.
-            await self._heartbeat.last(released, "begins", self._is_async)
+            await self._heartbeat.last_transaction(to_release, "begins", self._is_async)
             await self._refuse_if_failed()
             stage = "release"
             if self._releases:
                 await self._release()
             stage = "commit"
             await self._driver.commit()
-            last = "inner" if self._driver.is_inner else "committed"
+            last_stage = "inner" if self._driver.is_inner else "committed"
         except BaseException as error:
-            meant = self._error_of(error, stage)
+            typed_error = self._error_of(error, stage)
             if stage == "commit":
                 is_interrupted = not isinstance(error, Exception)
                 for holding in self._holdings:
                     holding.in_doubt = holding.in_doubt or is_interrupted
-                if isinstance(meant, (LeaseLost, TransactionLost)):
+                if isinstance(typed_error, (LeaseLost, TransactionLost)):
                     # The server has ended an idle transaction before it read the commit.
-                    meant.in_doubt = sqlstate_of(error) not in {"25P03", "25P04"}
+                    typed_error.in_doubt = sqlstate_of(error) not in {"25P03", "25P04"}
                 # Django's on_commit hooks run after the commit, and their errors have no SQLSTATE.
                 may_be_of_hook = not (sqlstate_of(error) or self._driver.is_inner)
-                if is_interrupted or may_be_of_hook or getattr(meant, "in_doubt", False):
-                    last = "in doubt"
+                if is_interrupted or may_be_of_hook or getattr(typed_error, "in_doubt", False):
+                    last_stage = "in doubt"
             await self._roll_back(error)
             if sqlstate_of(error) in {"PF001", "PF004"} and self._holdings:
                 # The next renewal shows whether the lease is lost. The connection is usable.
                 self._heartbeat.suspect(self._holdings)
-            if meant is error:
+            if typed_error is error:
                 raise
-            raise meant from error
+            raise typed_error from error
         finally:
             self._unregister()
             if stage in {"check", "release", "commit"}:
-                await self._heartbeat.last(released, last, self._is_async)
+                await self._heartbeat.last_transaction(to_release, last_stage, self._is_async)
             self._end_row_locks()
 
     async def _present(self) -> None:
@@ -362,7 +363,7 @@ class Guard(Block[C]):
 
     async def _release(self) -> None:
         for holding in self._rows:
-            await self._value(statements.last_row(holding))
+            await self._value(statements.release_row(holding))
         gone = await self._value(self._last) if self._names else None
         if gone is not None:
             raise LeaseLost("gone", (gone,))
@@ -387,7 +388,7 @@ class Guard(Block[C]):
         if status is Status.INERROR:
             raise TransactionLost(_FAILED)
         # The driver may have begun another transaction, which does not have the token.
-        if status is Status.IDLE or not await self._driver.value(statements.TOKEN, []):
+        if status is Status.IDLE or not await self._driver.value(statements.CURRENT_TOKEN, []):
             ended = (
                 "the work has ended the transaction itself: what it did after that was not guarded"
             )
@@ -420,10 +421,10 @@ class Guard(Block[C]):
         if stage == "check" and state == "25P02":
             return TransactionLost(_FAILED)
         role = getattr(getattr(self._driver.raw, "info", None), "user", None)
-        meant = typed(error, role, is_ours, of_table=not self._names)
+        typed_error = typed(error, role, is_ours, of_table=not self._names)
         is_of_number = stage == "begin" and not self._holdings and state in {"22004", "PF004"}
-        if is_of_number and isinstance(meant, Refused):
+        if is_of_number and isinstance(typed_error, Refused):
             # NULL from lease_adopt: an older number is guarded. PF004 from it: another holder has
             # adopted this number.
-            return LeaseTaken(self._names, meant.detail.get("holder"))
-        return meant
+            return LeaseTaken(self._names, typed_error.detail.get("holder"))
+        return typed_error

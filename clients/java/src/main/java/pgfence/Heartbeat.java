@@ -145,7 +145,7 @@ final class Heartbeat {
             try {
                 next.run();
             } catch (Throwable error) {
-                log(Level.ERROR, "what listens to events has failed", error);
+                log(Level.ERROR, "the event listener or the log handler failed", error);
             }
             synchronized (this) {
                 notifier = null;
@@ -181,7 +181,7 @@ final class Heartbeat {
                 startNotifications();
                 checkIdleConnections();
             } catch (Throwable error) {
-                log(Level.ERROR, "what keeps the leases has died, and begins anew", error);
+                log(Level.ERROR, "the heartbeat has failed, and is restarted", error);
                 input(LeaseStates::heartbeatDied);
             }
         }
