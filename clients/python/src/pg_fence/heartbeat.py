@@ -13,7 +13,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future, InvalidStateError, wait
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -129,9 +129,10 @@ class Heartbeat:
         self._inbox = queue.SimpleQueue()
         self._lock, self._run_lock = threading.Lock(), threading.Lock()
         self._thread: threading.Thread | None = None
-        #: The calls of the program's handlers, and the answers that come after them.
-        self._reports: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
-        #: None if there is nothing to report.
+        #: The calls of the program's handlers that a step makes, and the answers after them.
+        self._reports: list[Callable[[], object]] = []
+        #: Those of earlier steps, for the thread that calls them; None if there is nothing to call.
+        self._batches: queue.SimpleQueue[list[Callable[[], object]]] = queue.SimpleQueue()
         self._reporter: threading.Thread | None = None
         self._closed = uncancellable()
         _heartbeats.add(self)
@@ -208,7 +209,7 @@ class Heartbeat:
         self.input(self.states.close)
         await outcome(self._closed, is_async)
         reported = uncancellable()
-        self._answer(partial(reported.set_result, None))
+        self.input(lambda: self._answer(partial(reported.set_result, None)))
         if is_async:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(asyncio.wrap_future(reported), _REPORTED)
@@ -272,6 +273,7 @@ class Heartbeat:
                     del self._holdings[id]
                     died = FenceError("the heartbeat has failed")
                     self._answer(partial(holding.granted.set_exception, died))
+        self._start_reports()
         if future is not None:
             future.set_result(None)
         return True
@@ -353,10 +355,23 @@ class Heartbeat:
         self._report(partial(_write_log, line, *values, cause=cause))
 
     def _report(self, call: Callable[[], object]) -> None:
-        """Queues a call of the program's code, which may block, for a thread that does nothing
-        else."""
+        """Adds a call of the program's code, which may block."""
+        self._reports.append(call)
+
+    def _answer(self, call: Callable[[], object]) -> None:
+        """Gives an answer to the program, after what is to be reported before it."""
+        if self._reports or self._reporter is not None:
+            self._report(call)
+        else:
+            call()
+
+    def _start_reports(self) -> None:
+        """Has the reports of a step be called by a thread that does nothing else."""
+        if not self._reports:
+            return
+        batch, self._reports = self._reports, []
         with self._lock:
-            self._reports.put(call)
+            self._batches.put(batch)
             if self._reporter is not None:
                 return
             thread = threading.Thread(target=self._report_all, name="pg_fence events", daemon=True)
@@ -369,20 +384,16 @@ class Heartbeat:
                 pass
         self._report_all()
 
-    def _answer(self, call: Callable[[], object]) -> None:
-        """Gives an answer to the program, after what is to be reported before it."""
-        if self._reporter is None:
-            call()
-        else:
-            self._report(call)
-
     def _report_all(self) -> None:
         while True:
             with self._lock:
-                if self._reports.empty():
+                if self._batches.empty():
                     self._reporter = None
                     return
-            self._reports.get()()
+            for call in self._batches.get():
+                # When the heartbeat has failed, an acquire may have its answer already.
+                with contextlib.suppress(InvalidStateError):
+                    call()
 
     # Calls, which run in the threads of their connections.
 
