@@ -3,7 +3,7 @@ import { inspect, types } from "node:util";
 import { Connection, within, type Opener, type Row } from "./connection.js";
 import { codeOfOpening, LeaseLost, sessionEnded, sqlstateOf } from "./errors.js";
 import { errorOfAcquire, type Left, type Reason } from "./errors.js";
-import { LeaseStates, NEVER } from "./lease_state.js";
+import { LeaseStates, LONGEST_CALL, NEVER, SHORTEST_OPENING } from "./lease_state.js";
 import type {
   CallEffect,
   Effect,
@@ -17,9 +17,6 @@ import type {
 import { now } from "./span.js";
 import type { Statements } from "./statements.js";
 
-/** The shortest limit for opening a connection, and the longest for a statement, in
- * milliseconds. */
-const [SHORTEST_OPENING, LONGEST_CALL] = [2_000, 10_000];
 /** The most names in a line of the log. */
 const MAX_LOGGED_NAMES = 5;
 

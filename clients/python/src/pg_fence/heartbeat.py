@@ -131,8 +131,9 @@ class Heartbeat:
         self._thread: threading.Thread | None = None
         #: The calls of the program's handlers that a step makes, and the answers after them.
         self._reports: list[Callable[[], object]] = []
-        #: Those of earlier steps, for the thread that calls them; None if there is nothing to call.
+        #: The reports of earlier steps, for the thread that calls them.
         self._batches: queue.SimpleQueue[list[Callable[[], object]]] = queue.SimpleQueue()
+        #: That thread, or None if there is nothing to call.
         self._reporter: threading.Thread | None = None
         self._closed = uncancellable()
         _heartbeats.add(self)

@@ -90,8 +90,8 @@ impl Failure {
         Failure::new(status::REFUSED, format!("{message} ({INSTALLED})"))
     }
 
-    /// Whether the same may succeed a little later.
-    pub fn is_passing(&self) -> bool {
+    /// Returns true if the same call may succeed a little later.
+    pub fn is_transient(&self) -> bool {
         self.status == status::UNAVAILABLE
     }
 }

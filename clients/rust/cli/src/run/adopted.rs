@@ -24,7 +24,7 @@ impl Adopting {
         let adopted = tokio::time::timeout(wait.saturating_add(limit), self.call(wait)).await;
         let late = || Failure::new(status::UNAVAILABLE, "the server did not answer in time");
         let adopted = adopted.unwrap_or_else(|_| Err(late()));
-        if adopted.as_ref().is_err_and(Failure::is_passing) {
+        if adopted.as_ref().is_err_and(Failure::is_transient) {
             // The next attempt opens another connection.
             self.connected = None;
         }

@@ -138,7 +138,7 @@ impl Keeper {
                 }
                 Err(error) => Failure::of_client(&error),
             };
-            if !failure.is_passing() || until.has_passed() {
+            if !failure.is_transient() || until.has_passed() {
                 break Err(failure);
             }
             if failure.message != told {
@@ -313,7 +313,7 @@ impl Keeper {
             }
             // After a failover the server has to learn the token again.
             match adopting.adopt(Duration::ZERO, limit).await {
-                Err(failure) if !failure.is_passing() => {
+                Err(failure) if !failure.is_transient() => {
                     log::warn!("{failure}");
                     self.said.say(Told::Lost);
                     self.see_it_ended(Moment::now() + self.times.patience()).await;

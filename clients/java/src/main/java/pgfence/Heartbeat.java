@@ -24,8 +24,7 @@ final class Heartbeat {
 
     // In milliseconds.
     private static final long SHORTEST_IDLE = 250, POLL_INTERVAL = 100;
-    private static final long CAUSE_TIMEOUT = 250, RENEWAL_TIMEOUT = 10_000;
-    private static final long LAST_EVENTS_TIMEOUT = 1000, SHORTEST_OPENING = 2000;
+    private static final long CAUSE_TIMEOUT = 250, LAST_EVENTS_TIMEOUT = 1000;
     private static final Consumer<LeaseStates> TICK = states -> {};
 
     /** For an acquire that only an interrupt stops. */
@@ -340,7 +339,8 @@ final class Heartbeat {
         try {
             if (call.open) {
                 // A little less than the limit, so that the opening itself fails, and says why.
-                connection.open(source, Math.max(call.limit, SHORTEST_OPENING) * 9 / 10);
+                long limit = Math.max(call.limit, LeaseStates.SHORTEST_OPENING);
+                connection.open(source, limit * 9 / 10);
                 input(call.number, states -> states.sent(call.number));
             }
             boolean hasEnded = !call.open && connection.hasEnded(SHORTEST_IDLE);
@@ -586,7 +586,7 @@ final class Heartbeat {
         input(states -> states.suspect(keys(suspects)));
         Predicate<Lease> isKnown = one -> one.renewals > before.get(one) || one.reason != null;
         try {
-            awaitCondition(RENEWAL_TIMEOUT, () -> suspects.stream().allMatch(isKnown));
+            awaitCondition(LeaseStates.LONGEST_CALL, () -> suspects.stream().allMatch(isKnown));
         } catch (InterruptedException interrupt) {
             Thread.currentThread().interrupt();
         }

@@ -18,7 +18,7 @@ import java.util.stream.*;
  */
 final class LeaseStates {
     static final long NEVER = 1L << 60, CHECK_INTERVAL = 1_000;
-    private static final long LONGEST_CALL = 10_000, SHORTEST_OPENING = 2_000;
+    static final long LONGEST_CALL = 10_000, SHORTEST_OPENING = 2_000;
     private static final long SHORTEST_PAUSE = 10, SHORTEST_WAIT = 250, LONGEST_PAUSE = 10_000;
     private static final long WAIT_PORTION = 2_000, RETRY_INTERVAL = 250, PORTION_INTERVAL = 50;
     private static final long FIRST_RETRY = 20, SHORTEST_RETRY_TIME = 1_000;
