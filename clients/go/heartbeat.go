@@ -234,7 +234,12 @@ func (h *heartbeat) emit(event Event) {
 	if h.onEvent == nil {
 		return
 	}
-	h.reports = append(h.reports, func() { h.onEvent(event) })
+	emittedAt := now()
+	h.reports = append(h.reports, func() {
+		// An earlier event may have held up this one.
+		event.Remaining = max(0, event.Remaining-(now()-emittedAt))
+		h.onEvent(event)
+	})
 }
 
 // send starts a goroutine that sends a call. Its statement is built here, under the lock.

@@ -478,6 +478,23 @@ class Tests(unittest.TestCase):
             self.assertTrue(lease.held)
         handler.handle.assert_called()
 
+    def test_an_event_that_was_held_up(self) -> None:
+        remaining: list[timedelta] = []
+
+        def listen(event: pg_fence.Event) -> None:
+            remaining.append(event.remaining)
+            time.sleep(1)
+
+        with Fence(URL, on_event=listen) as fence:
+            blocks = [fence.lease(name, ttl=SHORT) for name in "ab"]
+            threads = [threading.Thread(target=block.__enter__) for block in blocks]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        # The second one comes after the sleep of the first one.
+        self.assertLess(min(remaining[:2]), SHORT - SECOND)
+
     def test_handlers_that_hang(self) -> None:
         log, handler, goes_on = logging.getLogger("pg_fence"), mock.Mock(level=0), threading.Event()
         handler.handle.side_effect = lambda _: goes_on.wait(10)

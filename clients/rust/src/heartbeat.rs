@@ -149,6 +149,16 @@ struct Inner {
 }
 
 impl Inner {
+    fn emit(&mut self, mut event: Event) {
+        let emitted_at = clock::now();
+        self.deliveries.push_back(Box::new(move |setup| {
+            // An earlier event may have held up this one.
+            let waited = clock::now().saturating_sub(emitted_at);
+            event.remaining = event.remaining.saturating_sub(waited);
+            (setup.on_event)(&event);
+        }));
+    }
+
     fn warn(&mut self, line: String) {
         self.deliveries.push_back(Box::new(move |_| log::warn!("{line}")));
     }
@@ -263,7 +273,7 @@ impl Heartbeat {
     }
 
     pub fn event(self: &Arc<Self>, event: Event) {
-        lock(&self.inner).deliveries.push_back(Box::new(move |setup| (setup.on_event)(&event)));
+        lock(&self.inner).emit(event);
         self.deliver();
     }
 
@@ -394,7 +404,7 @@ impl Heartbeat {
                 }
                 let (names, remaining) = (grant.names.clone(), span(remaining));
                 let event = Event { kind, names, token, remaining };
-                inner.deliveries.push_back(Box::new(move |setup| (setup.on_event)(&event)));
+                inner.emit(event);
             }
             Effect::Reply { id, denial, sqlstate, in_doubt } => {
                 let Acquire { options, reply, cause } = inner.acquires.remove(&id)?;

@@ -349,8 +349,10 @@ class Heartbeat:
         self, kind: Kind, names: tuple[str, ...], token: int = 0, left: int = 0, reason: str = ""
     ) -> None:
         if self._on_event is not None:
-            event = Event(kind, names, token, span(left), reason or None)
-            self._report(partial(_call_handler, self._on_event, event))
+            until = now() + left
+            self._report(
+                partial(_call_handler, self._on_event, kind, names, token, until, reason or None)
+            )
 
     def _log(self, line: str, *values: object, cause: BaseException | None = None) -> None:
         self._report(partial(_write_log, line, *values, cause=cause))
@@ -436,9 +438,17 @@ class Heartbeat:
         self._put(decide, call.number)
 
 
-def _call_handler(on_event: Callable[[Event], object], event: Event) -> None:
+def _call_handler(
+    on_event: Callable[[Event], object],
+    kind: Kind,
+    names: tuple[str, ...],
+    token: int,
+    until: int,
+    reason: str | None,
+) -> None:
     try:
-        on_event(event)
+        # An earlier event may have held up this one.
+        on_event(Event(kind, names, token, span(max(0, until - now())), reason))
     except BaseException as error:  # noqa: BLE001
         _write_log("on_event failed", cause=error)
 

@@ -71,6 +71,12 @@ public final class Fence implements AutoCloseable {
             RELEASED,
             INTERRUPTED
         }
+
+        /** Returns the event with the time that remains so many milliseconds later. */
+        Event after(long millis) {
+            Duration left = remaining.minusMillis(millis);
+            return new Event(kind, names, token, left.isNegative() ? Duration.ZERO : left, reason);
+        }
     }
 
     /**

@@ -295,7 +295,8 @@ final class Heartbeat {
     }
 
     private synchronized void emit(Fence.Event event) {
-        notifications.add(() -> onEvent.accept(event));
+        long emittedAt = Clock.now();
+        notifications.add(() -> onEvent.accept(event.after(Clock.now() - emittedAt)));
     }
 
     /** Emits the event of a leader, which holds no lease at that time. */
