@@ -19,8 +19,21 @@ TTLS = [300, 1_000, 3_000, 30_000]
 OPENING = ["connect", "misconfigured", "28P01", "57P03", "42501", "53300", "panicked"]
 STATEMENT = ["ended", "unsent", "unreadable", "panicked", "25006", "53300", "08006", "57P01"]
 STATEMENT += ["40001", "55P03", "42501", "22P02", "57014", "PF004"]
-CAUSES = ["own", "LeaseLost", "LeaseTaken", "TransactionLost", "NoAnswer", "NoConnection"]
-CAUSES += ["ConnectionLost", "transient"]
+ERRORS = ["", "LeaseLost", "LeaseTaken", "TransactionLost", "NoAnswer", "NoConnection", "Refused"]
+CODES = [
+    "",
+    "ended",
+    "connect",
+    "misconfigured",
+    "no transaction",
+    "08006",
+    "25P02",
+    "25P03",
+    "28P01",
+]
+CODES += ["57P01", "53200", "53300", "40001", "55P03", "55000", "42501", "42883", "3F000", "22004"]
+CODES += ["23505", "PF001", "PF004"]
+STAGES = ["open", "begin", "work", "check", "release", "commit"]
 FIELDS = ("call", "do", "connection", "open", "for", "names", "tokens", "wait", "limit", "holder")
 FIELDS += ("reclaim", "table")
 
@@ -66,7 +79,7 @@ class World:
 
     def input(self) -> tuple[str, dict[str, Any]]:
         calls = list(self.states.calls.values())
-        choices = [self.ask, self.ask, self.ask_for_a_row]
+        choices = [self.ask, self.ask, self.ask_for_a_row, self.guard_failed]
         if self.leader.state != "ended":
             choices += [self.lead]
         if calls:
@@ -121,10 +134,21 @@ class World:
         if what == "start":
             given["ttl"] = self.random.choice(TTLS)
         if what.startswith(("not", "work")):
-            given["cause"] = self.random.choice(CAUSES)
+            given |= {"error": self.random.choice(ERRORS), "code": self.random.choice(CODES)}
         if what == "work failed":
             given["lost"] = self.chance(0.5)
         return "lead", given
+
+    def guard_failed(self) -> tuple[str, dict[str, Any]]:
+        given = {
+            "stage": self.random.choice(STAGES),
+            "code": self.random.choice(CODES),
+            "session": self.random.choice(["open", "closed", "unknown"]),
+            "of": self.random.choice(["names", "rows", "adopted"]),
+            "is_inner": self.chance(0.3),
+            "is_lost": self.chance(0.3),
+        }
+        return "guard_failed", given
 
     def give_up(self) -> tuple[str, dict[str, Any]]:
         return "give_up", {"id": self.random.choice(self.asked)}
@@ -187,6 +211,8 @@ class World:
 
 def written(effect: dict[str, Any]) -> dict[str, Any]:
     """An effect as a vector has it."""
+    if "again" in effect:
+        return effect
     names = FIELDS if "call" in effect else effect
     fields = {name: field(effect, name) for name in names}
     return {name: value for name, value in fields.items() if value}

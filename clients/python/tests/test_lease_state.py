@@ -7,7 +7,7 @@ import unittest
 from pathlib import Path
 from typing import Any
 
-from pg_fence.lease_state import LeadState, LeaseState, LeaseStates
+from pg_fence.lease_state import LeadState, LeaseState, LeaseStates, guard_failed
 
 VECTORS = Path(os.environ.get("VECTORS") or Path(__file__).parents[2] / "spec" / "vectors")
 
@@ -86,6 +86,8 @@ def decided(
             return []
         case "lead":
             return led(leader, now, **given)
+        case "guard_failed":
+            return [guard_failed(**given)]
         case "tick":
             return states.step(now, lambda: None)
         case "acquire" | "keep_row":
@@ -116,15 +118,21 @@ def checked(states: LeaseStates, now: int, key: str) -> dict[str, Any]:
 
 
 def led(
-    leader: LeadState, now: int, what: str, ttl: int = 0, cause: str = "", lost: bool = False
+    leader: LeadState,
+    now: int,
+    what: str,
+    ttl: int = 0,
+    error: str = "",
+    code: str = "",
+    lost: bool = False,
 ) -> list[Any]:
     leader.ttl = leader.ttl or ttl
     return {
         "start": leader.start,
         "granted": lambda: leader.granted(now),
         "work done": leader.work_done,
-        "work failed": lambda: leader.work_failed(now, cause, lost),
-        "not granted": lambda: leader.not_granted(now, cause),
+        "work failed": lambda: leader.work_failed(now, error, code, lost),
+        "not granted": lambda: leader.not_granted(now, error, code),
         "stop": leader.stop,
         "tick": lambda: leader.tick(now),
     }[what]()

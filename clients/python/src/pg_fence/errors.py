@@ -86,11 +86,6 @@ _ANOTHER_ROLE = (
     "a lease is used by the role that acquired it, and by its members: where login roles change,"
     " let all of them act as one role (options=-c role=…, or SET ROLE)"
 )
-#: The session has ended: idle in transaction, transaction_timeout, terminated, crashed, starting,
-#: idle; and class 08.
-_ENDED = ("08", "25P03", "25P04", "57P01", "57P02", "57P03", "57P05")
-
-
 #: The messages, without an SQLSTATE, of a connection that no retry can open: those of the server in
 #: English, and those of libpq.
 _NEVER_OPENS = re.compile(
@@ -119,10 +114,11 @@ def sqlstate_of(error: BaseException) -> str:
     return next((state for state in states if isinstance(state, str)), "")
 
 
-def session_ended(error: BaseException) -> bool:
-    """True if the error means that a database session has ended or could not be opened."""
-    state = sqlstate_of(error)
-    return state.startswith(_ENDED) if state else any(map(_is_broken, _chain(error)))
+def code_of(error: BaseException) -> str:
+    """Returns the SQLSTATE; without one `ended`, if the error means that a database session has ended
+    or could not be opened, or else an empty text."""
+    is_broken = any(map(_is_broken, _chain(error)))
+    return sqlstate_of(error) or ("ended" if is_broken else "")
 
 
 def never_opens(error: BaseException) -> bool:
@@ -146,28 +142,26 @@ def _is_broken(error: BaseException) -> bool:
 
 
 def typed(
-    error: Exception, role: str | None, is_ours: bool = True, of_table: bool = False
+    error: Exception, kind: str, role: str | None = None, of_table: bool = False
 ) -> Exception:
-    """Returns the error as a type of this package, or the error itself if none fits. Of the work's
-    statements (not `is_ours`) only the refusals of the fence have such a type. `of_table`: the
-    statement was about rows of a table, and 3F000 may mean the table's schema."""
-    state = sqlstate_of(error)
-    if is_ours and (state == "42883" or (state == "3F000" and not of_table)):
+    """Returns the error as the type `kind` of those that the server causes, or the error itself if
+    that is empty. `of_table`: the statement was about rows of a table."""
+    if kind == "NotInstalled":
         where = "CREATE EXTENSION pg_fence, or name the schema that it is in, Fence(…, schema=…)"
         missing = "pg_fence is not installed in this database, or not on the search_path"
         return NotInstalled(f"{missing}: {where} ({error})")
-    if is_ours and state == "42501":
+    if kind == "NotGranted":
         role = role or "…"
         level = ", 'adopter'" if "lease_adopt" in str(error) else ""
         remedy = f"an administrator grants it: SELECT fence_grant('{role}'{level})"
         remedy = _ANOTHER_ROLE if "was granted to another role" in str(error) else remedy
         remedy = "for rows of a table it needs SELECT and UPDATE" if of_table else remedy
         return NotGranted(f"the role {role} may not use the lease: {error}; {remedy}")
-    if (
-        not state.startswith(("PF", "22", "55", "0A", "53") if is_ours else "PF")
-        or state == "55P03"
-    ):
-        return error
+    return refusal(error) if kind == "Refused" else error
+
+
+def refusal(error: Exception) -> Refused:
+    """Returns the error of the server as Refused."""
     # psycopg has the DETAIL and the HINT in `diag`, asyncpg in the error itself.
     has = (one for one in _chain(error) if hasattr(one, "diag") or hasattr(one, "hint"))
     one: Any = next(has, error)
@@ -179,4 +173,4 @@ def typed(
     )
     # PostgreSQL's own errors have a plain text as DETAIL.
     parsed = json.loads(detail) if detail and detail.startswith("{") else {}
-    return Refused(str(message), state, parsed, hint)
+    return Refused(str(message), sqlstate_of(error), parsed, hint)

@@ -15,17 +15,9 @@ from functools import lru_cache, partial
 from typing import Any, Generic, TypeVar
 
 from .connection import Block, opener, run, settled
-from .errors import (
-    FenceError,
-    LeaseLost,
-    LeaseTaken,
-    Refused,
-    TransactionLost,
-    session_ended,
-    sqlstate_of,
-)
+from .errors import FenceError, code_of
 from .heartbeat import Event, Heartbeat, Holding, now, span
-from .lease_state import RETRY_INTERVAL, LeadState, is_transient
+from .lease_state import RETRY_INTERVAL, LeadState
 from .statements import RowTable, row_key
 from .transaction import C, Guard
 
@@ -328,13 +320,13 @@ class FenceBase(Block[F], Generic[F, L, Done]):
                     return await settled(work(lease))
             except Exception as error:
                 holding = leased._holding
-                cause = cause_of(error, holding is None)
+                failed = _type_of(error), code_of(error)
                 if holding:
-                    *effects, then = leader.work_failed(now(), cause, holding.is_lost)
+                    *effects, then = leader.work_failed(now(), *failed, holding.is_lost)
                 elif stop.is_set():
                     return None
                 else:
-                    *effects, then = leader.not_granted(now(), cause)
+                    *effects, then = leader.not_granted(now(), *failed)
                 if self._heartbeat.is_closed or "pause" not in then:
                     raise
                 for effect in effects:
@@ -347,20 +339,11 @@ class FenceBase(Block[F], Generic[F, L, Done]):
                     )
 
 
-def cause_of(error: Exception, is_of_acquire: bool) -> str:
-    """Returns the cause of an error as LeadState takes it. An error of the work is `own`."""
-    state = sqlstate_of(error)
-    if is_of_acquire and is_transient(state):
-        return "transient"
-    if isinstance(error, (LeaseLost, LeaseTaken, TransactionLost)):
-        return type(error).__name__
-    if isinstance(error, Refused) and error.sqlstate in {"PF001", "PF004"}:
-        # The lease may be lost: the next acquire shows it.
-        return "LeaseLost"
+def _type_of(error: Exception) -> str:
+    """Returns the type of an error as LeadState takes it."""
     if type(error) is FenceError:
         return "NoAnswer"
-    # 53300: the server has no connection left for the work.
-    return "ConnectionLost" if session_ended(error) or state == "53300" else "own"
+    return type(error).__name__ if isinstance(error, FenceError) else ""
 
 
 def options(lease: LeaseBase[Any] | Adopted) -> str:

@@ -34,6 +34,7 @@ from .lease_state import (
     Effect,
     LeaseState,
     LeaseStates,
+    error_type,
 )
 from .statements import Statement
 
@@ -495,7 +496,8 @@ def _acquire_error(of: Holding, reply: Effect) -> BaseException:
         case _ if not cause:
             return FenceError("nobody waits for the answer any more")
         case _:
-            error = typed(cause, of.role, of_table=bool(of.table))
+            kind = error_type(sqlstate_of(cause), bool(of.table))
+            error = typed(cause, kind, of.role, bool(of.table))
     if error is not cause:
         error.__cause__ = of.cause
     return error

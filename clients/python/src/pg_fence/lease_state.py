@@ -899,16 +899,21 @@ class LeadState:
     def work_done(self) -> list[Effect]:
         return self._end()
 
-    def work_failed(self, now: int, cause: str, is_lost: bool) -> list[Effect]:
-        """A loss of the lease leads to another acquire, whatever the work's error is."""
-        if not is_lost and cause not in _TRANSIENT:
+    def work_failed(self, now: int, error: str, code: str, is_lost: bool) -> list[Effect]:
+        """`error` is the type of the error, or empty if this package has none for it. `code` is its
+        SQLSTATE, or `ended` if it says that a session has ended. A loss of the lease leads to
+        another acquire, whatever the work's error is."""
+        cause = _cause(error, code, False)
+        if not is_lost and cause == "own":
             return self._end("work failed")
         if now - self.leading_since >= min(self.ttl, 60_000):
             self.failures = 0
         return self._pause(now, cause, True)
 
-    def not_granted(self, now: int, cause: str) -> list[Effect]:
-        return self._pause(now, cause, False) if cause in _TRANSIENT else self._end(cause)
+    def not_granted(self, now: int, error: str, code: str) -> list[Effect]:
+        """`code` may also be `connect` or `misconfigured`, as for `failed`."""
+        cause = _cause(error, code, True)
+        return self._end(cause) if cause == "own" else self._pause(now, cause, False)
 
     def stop(self) -> list[Effect]:
         """Ends at once, unless it leads: then it ends when the work is done."""
@@ -937,11 +942,84 @@ class LeadState:
         return [{"lead": "end", "code": why}]
 
 
-#: The errors after which a leader acquires again.
-_TRANSIENT = {
-    *("LeaseLost", "LeaseTaken", "TransactionLost", "ConnectionLost"),
-    *("NoAnswer", "NoConnection", "transient"),
-}
+def _cause(error: str, code: str, is_of_acquire: bool) -> str:
+    """Returns why a leader acquires again, or `own` if it does not."""
+    if error in {"LeaseLost", "LeaseTaken", "TransactionLost", "NoAnswer"}:
+        return error
+    if code in {"PF001", "PF004"}:
+        # The lease may be lost: the next acquire shows it.
+        return "LeaseLost"
+    if error == "NoConnection" and (code in {"", "connect"} or is_transient(code)):
+        return error
+    # 53300: the server has no connection left for the work.
+    if _ends_session(code) or code == "53300":
+        return "ConnectionLost"
+    return "transient" if is_of_acquire and is_transient(code) else "own"
+
+
+def guard_failed(
+    stage: str,
+    code: str,
+    session: str = "open",
+    of: str = "names",
+    is_inner: bool = False,
+    is_lost: bool = False,
+) -> Effect:
+    """Returns what follows from an error in a guarded transaction.
+
+    `stage`: `open` (the connection and the BEGIN), `begin` (the guard's statements), `work`, `check`
+    (is the transaction still open?), `release` or `commit`. `code`: an SQLSTATE; `ended`, if an error
+    without one says that a session has ended; `no transaction`, if the work has ended it; or an empty
+    text. `session` is the guard's own: `open`, `closed` or `unknown`. `of`: `names`, `rows` (of a
+    table alone) or `adopted`. `is_inner`: it is a savepoint. `is_lost`: a lease of it is lost."""
+    if stage == "open":
+        # Without a connection no transaction has begun.
+        is_broken = session == "closed"
+    elif stage == "work":
+        # The work may use other connections, whose end is not the end of this one.
+        is_others = session == "open" and (code == "ended" or code.startswith("08"))
+        is_broken = _ends_session(code) and not is_others
+    else:
+        is_broken = _ends_session(code) or session == "closed"
+    has_failed = code == "25P02" and stage in {"check", "release", "commit"}
+    # With 25P03 and 25P04 the server has ended an idle transaction before it read the commit.
+    is_unknown = stage == "commit" and not is_inner and code not in {"25P03", "25P04"}
+    in_doubt = is_unknown if is_broken else code == "no transaction"
+    if is_broken:
+        error = "LeaseLost" if is_lost else "TransactionLost"
+    elif has_failed or code == "no transaction":
+        error = "TransactionLost"
+    elif of == "adopted" and stage == "begin" and code in {"22004", "PF004"}:
+        # 22004: lease_adopt has returned NULL, as a transaction guards an older number. PF004:
+        # another holder has adopted this number.
+        error = "LeaseTaken"
+    elif stage in {"begin", "release"}:
+        error = error_type(code, of == "rows")
+    else:
+        # An error of the work: deferred triggers and constraints run at the commit.
+        error = "Refused" if code.startswith("PF") else ""
+    is_suspect = of != "adopted" and code in {"PF001", "PF004"}
+    return {
+        "error": error,
+        "in_doubt": in_doubt,
+        # The stage of a last transaction.
+        "last": "in doubt" if in_doubt and stage == "commit" else "rolled back",
+        # The next renewal, which is due at once, shows whether the leases are lost.
+        "suspect": is_suspect,
+        # After a failover a token is valid only after a renewal: the guard begins once more.
+        "again": is_suspect and stage == "begin" and code == "PF004" and not is_inner,
+    }
+
+
+def error_type(code: str, is_of_table: bool) -> str:
+    """Returns the type of an error of one of the client's statements, or an empty text if it remains
+    the driver's. If the statement is about rows of a table, 3F000 may mean the table's schema."""
+    if code == "42883" or (code == "3F000" and not is_of_table):
+        return "NotInstalled"
+    if code == "42501":
+        return "NotGranted"
+    is_refusal = code.startswith(("PF", "22", "55", "0A", "53")) and code != "55P03"
+    return "Refused" if is_refusal else ""
 
 
 def _window(span: int) -> int:
@@ -997,10 +1075,16 @@ def _is_lock_error(code: str) -> bool:
     return code == "55P03" or _is_conflict(code)
 
 
+def _ends_session(code: str) -> bool:
+    """True if a session has ended: idle in transaction, transaction_timeout, terminated, crashed,
+    starting, idle, and the class of connection errors."""
+    ends = ("08", "25P03", "25P04", "57P01", "57P02", "57P03", "57P05")
+    return code == "ended" or code.startswith(ends)
+
+
 def _not_granted(code: str, is_opening: bool) -> dict[str, str]:
-    by_code = {"42501": "NotGranted", "42883": "NotInstalled", "3F000": "NotInstalled"}
     has_no_answer = _leaves_doubt(code) or _is_connection_error(code)
-    error = "NoAnswer" if has_no_answer else by_code.get(code, "Refused")
+    error = "NoAnswer" if has_no_answer else error_type(code, False) or "Refused"
     # The codes in lower case are the client's own.
     state = "" if code.islower() else code
     return {"error": "NoConnection" if is_opening else error, "sqlstate": state}

@@ -19,13 +19,14 @@ from .errors import (
     FenceError,
     LeaseLost,
     LeaseTaken,
-    Refused,
     TransactionLost,
-    session_ended,
+    code_of,
+    refusal,
     sqlstate_of,
     typed,
 )
 from .heartbeat import Heartbeat, Holding, now
+from .lease_state import Effect, guard_failed
 from .statements import Statement
 
 C = TypeVar("C")
@@ -294,7 +295,7 @@ class Guard(Block[C]):
             try:
                 await self._present()
             except Exception as error:
-                if sqlstate_of(error) != "PF004" or self._driver.is_inner or not self._holdings:
+                if not self._failure(error, stage)["again"]:
                     raise
                 # After a failover a token is valid only after a renewal.
                 await self._roll_back(error)
@@ -315,21 +316,18 @@ class Guard(Block[C]):
             await self._driver.commit()
             last_stage = "inner" if self._driver.is_inner else "committed"
         except BaseException as error:
-            typed_error = self._error_of(error, stage)
+            failure = self._failure(error, stage)
+            last_stage, typed_error = failure["last"], self._error_of(error, failure)
             if stage == "commit":
                 is_interrupted = not isinstance(error, Exception)
                 for holding in self._holdings:
                     holding.in_doubt = holding.in_doubt or is_interrupted
-                if isinstance(typed_error, (LeaseLost, TransactionLost)):
-                    # The server has ended an idle transaction before it read the commit.
-                    typed_error.in_doubt = sqlstate_of(error) not in {"25P03", "25P04"}
                 # Django's on_commit hooks run after the commit, and their errors have no SQLSTATE.
                 may_be_of_hook = not (sqlstate_of(error) or self._driver.is_inner)
-                if is_interrupted or may_be_of_hook or getattr(typed_error, "in_doubt", False):
+                if is_interrupted or may_be_of_hook:
                     last_stage = "in doubt"
             await self._roll_back(error)
-            if sqlstate_of(error) in {"PF001", "PF004"} and self._holdings:
-                # The next renewal shows whether the lease is lost. The connection is usable.
+            if failure["suspect"]:
                 self._heartbeat.suspect(self._holdings)
             if typed_error is error:
                 raise
@@ -406,25 +404,30 @@ class Guard(Block[C]):
                 raise
         self._unregister()
 
-    def _error_of(self, error: BaseException, stage: str) -> BaseException:
-        """Returns the error to raise. If a loss has cut the connection, that is the loss."""
+    def _failure(self, error: BaseException, stage: str) -> Effect:
+        return guard_failed(
+            stage,
+            code_of(error),
+            "closed" if self._driver.is_closed() else "open",
+            "names" if self._holdings and self._names else "rows" if self._rows else "adopted",
+            self._driver.is_inner,
+            any(holding.is_lost for holding in self._held),
+        )
+
+    def _error_of(self, error: BaseException, failure: Effect) -> BaseException:
+        """Returns the error to raise."""
+        kind, in_doubt = failure["error"], failure["in_doubt"]
         if isinstance(error, FenceError) or not isinstance(error, Exception):
             return error
-        # At the other stages an ORM or a pipeline may send statements of the program.
-        state, is_ours = sqlstate_of(error), stage in {"begin", "release"}
-        ends, is_closed = session_ended(error), self._driver.is_closed()
-        # The work may use other connections, whose end is not the end of this one.
-        if (ends or is_closed) and (stage != "work" or (ends and (state != "" or is_closed))):
-            lost = [holding.loss() for holding in self._held if holding.is_lost]
-            message = f"the session ended under the transaction: {error}"
-            return lost[0] if lost else TransactionLost(message)
-        if stage == "check" and state == "25P02":
-            return TransactionLost(_FAILED)
+        if kind == "LeaseLost":
+            lost = next(holding.loss() for holding in self._held if holding.is_lost)
+            lost.in_doubt = lost.in_doubt or in_doubt
+            return lost
+        if kind == "TransactionLost":
+            has_failed = sqlstate_of(error) == "25P02"
+            ended = f"the session ended under the transaction: {error}"
+            return TransactionLost(_FAILED if has_failed else ended, in_doubt)
+        if kind == "LeaseTaken":
+            return LeaseTaken(self._names, refusal(error).detail.get("holder"))
         role = getattr(getattr(self._driver.raw, "info", None), "user", None)
-        typed_error = typed(error, role, is_ours, of_table=not self._names)
-        is_of_number = stage == "begin" and not self._holdings and state in {"22004", "PF004"}
-        if is_of_number and isinstance(typed_error, Refused):
-            # NULL from lease_adopt: an older number is guarded. PF004 from it: another holder has
-            # adopted this number.
-            return LeaseTaken(self._names, typed_error.detail.get("holder"))
-        return typed_error
+        return typed(error, kind, role, of_table=not self._names)
