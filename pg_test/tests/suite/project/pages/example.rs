@@ -109,6 +109,9 @@ fn ended(text: &str) -> Result<Option<(String, Then)>> {
     };
     let (sql, rest) = (text[..end].trim().to_owned(), text[end..].trim_end());
     let command = rest.split("--").next().unwrap_or("").trim();
+    // psql takes a comment for arguments of its command.
+    let is_commented = command.starts_with('\\') && rest.contains("--");
+    ensure!(!is_commented, "nothing stands behind {command}: {rest}");
     let then = match command {
         ";" => Then::Show,
         r"\gexec" => Then::Run,
