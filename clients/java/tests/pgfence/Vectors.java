@@ -80,6 +80,9 @@ final class Vectors {
         if (what.equals("lead")) {
             return leadInput(at, args);
         }
+        if (what.equals("guard_failed")) {
+            return List.of(guardFailed(args));
+        }
         int call = (int) number(args, "call", 0);
         check(call <= calls, () -> "at " + at + " call " + call + " was never sent");
         return states.step(
@@ -161,17 +164,27 @@ final class Vectors {
     }
 
     private List<Effect> leadInput(long at, JsonObject args) {
-        String cause = text(args, "cause");
+        String error = text(args, "error", ""), code = text(args, "code", "");
         return switch (text(args, "what")) {
             case "start" -> (leader = new LeadState(number(args, "ttl", 0), jitter)).start();
             case "granted" -> leader.granted(at);
             case "work done" -> leader.workDone();
-            case "work failed" -> leader.workFailed(at, cause, is(args, "lost"));
-            case "not granted" -> leader.notGranted(at, cause);
+            case "work failed" -> leader.workFailed(at, error, code, is(args, "lost"));
+            case "not granted" -> leader.notGranted(at, error, code);
             case "stop" -> leader.stop();
             case "tick" -> leader.tick(at);
             default -> throw new AssertionError("there is no such step of a leader: " + args);
         };
+    }
+
+    private static Effect guardFailed(JsonObject args) {
+        return LeaseStates.guardFailed(
+                Stage.valueOf(text(args, "stage").toUpperCase(Locale.ROOT)),
+                text(args, "code"),
+                text(args, "session", "open"),
+                text(args, "of", "names"),
+                is(args, "is_inner"),
+                is(args, "is_lost"));
     }
 
     // Comparing effects.
@@ -270,7 +283,11 @@ final class Vectors {
     }
 
     private static String text(JsonObject object, String key) {
-        return object.has(key) ? object.get(key).getAsString() : null;
+        return text(object, key, null);
+    }
+
+    private static String text(JsonObject object, String key, String ifMissing) {
+        return object.has(key) ? object.get(key).getAsString() : ifMissing;
     }
 
     private static boolean is(JsonObject object, String key) {

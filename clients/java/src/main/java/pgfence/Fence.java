@@ -238,14 +238,14 @@ public final class Fence implements AutoCloseable {
                     throw error;
                 }
                 failed = error;
-                String cause = FenceException.causeOf(error);
+                boolean hasType = error instanceof FenceException;
+                String type = hasType ? error.getClass().getSimpleName() : "";
+                String code = FenceException.codeOf(error);
+                long now = Clock.now();
                 effects =
                         leading == null
-                                ? leader.notGranted(Clock.now(), cause)
-                                : leader.workFailed(
-                                        Clock.now(),
-                                        cause.equals("transient") ? "own" : cause,
-                                        leading.isLost());
+                                ? leader.notGranted(now, type, code)
+                                : leader.workFailed(now, type, code, leading.isLost());
             }
         }
     }

@@ -201,14 +201,6 @@ public sealed class FenceException extends RuntimeException {
         public String hint() {
             return serverError.getHint();
         }
-
-        String holder() {
-            Matcher found = HOLDER.matcher(String.valueOf(detail()));
-            return found.find() ? found.group(1).replaceAll("\\\\([\"\\\\])", "$1") : null;
-        }
-
-        private static final Pattern HOLDER =
-                Pattern.compile("\"holder\": ?\"((?:[^\"\\\\]|\\\\.)*)\"");
     }
 
     /**
@@ -282,14 +274,6 @@ public sealed class FenceException extends RuntimeException {
         return states.filter(Objects::nonNull).findFirst().orElse("");
     }
 
-    /**
-     * Returns true if the session has ended, or there was none: class 08, the timeouts of idle and
-     * of long transactions, a shutdown or crash of the server, too many connections.
-     */
-    static boolean isSessionEnd(Throwable error) {
-        return stateOf(error).matches("08...|25P0[34]|57P0[1235]|53300");
-    }
-
     private static boolean isCausedBy(Throwable error, Class<?>... types) {
         return causes(error)
                 .anyMatch(cause -> Stream.of(types).anyMatch(type -> type.isInstance(cause)));
@@ -306,11 +290,12 @@ public sealed class FenceException extends RuntimeException {
 
     private static boolean isFinal(SQLException error) {
         String state = String.valueOf(error.getSQLState());
+        boolean isOfTls =
+                error.getCause() == null
+                        || isCausedBy(
+                                error, GeneralSecurityException.class, FileNotFoundException.class);
         return state.equals("08004")
-                || state.equals("08006") && error.getCause() == null
-                || state.equals("08006")
-                        && isCausedBy(
-                                error, GeneralSecurityException.class, FileNotFoundException.class)
+                || state.equals("08006") && isOfTls
                 || String.valueOf(error.getMessage()).startsWith("No suitable driver");
     }
 
@@ -328,50 +313,39 @@ public sealed class FenceException extends RuntimeException {
         return state.isEmpty() ? "connect" : state;
     }
 
-    /** Returns the cause of an error for LeadState, in the specification's words. */
-    static String causeOf(Throwable error) {
-        String state = stateOf(error);
-        boolean isOpening = error instanceof NoConnection;
-        if (error instanceof NotInstalled
-                || error instanceof NotGranted
-                || isOpening && codeOfOpening(error.getCause()).equals("misconfigured")) {
-            return "own";
+    /**
+     * Returns the code of an error for LeadState. The work may open connections of its own, too.
+     */
+    static String codeOf(Throwable error) {
+        if (error instanceof NoConnection) {
+            return codeOfOpening(error.getCause());
         }
-        // The lease may be lost: the next renewal shows it.
-        if (state.matches("PF00[14]")) {
-            return "LeaseLost";
-        }
-        if (error instanceof FenceException
-                && !(error instanceof Refused || isOpening && !state.isEmpty())) {
-            return error.getClass().getSimpleName();
-        }
-        return isSessionEnd(error) && !neverOpens(error)
-                ? "ConnectionLost"
-                : LeaseStates.isTransient(state) ? "transient" : "own";
-    }
-
-    /** Returns Refused for an error of the work that comes from a fence, or the error itself. */
-    static Throwable ofWork(Throwable error) {
-        return stateOf(error).startsWith("PF") ? refused(error) : error;
+        return neverOpens(error) ? "misconfigured" : stateOf(error);
     }
 
     /**
-     * Returns the client's error for an error of one of its statements, on a connection of {@code
-     * role}. The statement is about rows of {@code table}, or about names if that is null.
+     * Returns the error as the {@code type} of those that the server causes, or the error itself if
+     * that is empty. The statement was executed by {@code role}, and was about rows of {@code
+     * table}, or about names if that is null.
      */
-    static Throwable ofCall(Throwable error, String role, Statements.Table table) {
-        String state = stateOf(error);
-        // A schema that a row lease's statement does not find is the table's.
-        if (state.equals("42883") || state.equals("3F000") && table == null) {
-            return new NotInstalled(error);
-        }
-        if (state.equals("42501")) {
-            return new NotGranted(role, table, error);
-        }
-        return state.matches("(PF|22|55|0A|53).*") && !state.equals("55P03")
-                ? refused(error)
-                : error;
+    static Throwable typed(Throwable error, String type, String role, Statements.Table table) {
+        return switch (type) {
+            case "NotInstalled" -> new NotInstalled(error);
+            case "NotGranted" -> new NotGranted(role, table, error);
+            case "Refused" -> refused(error);
+            default -> error;
+        };
     }
+
+    /** Returns the holder in the DETAIL of the server's error; null if there is none. */
+    static String holderOf(Throwable error) {
+        String detail = refused(error) instanceof Refused refused ? refused.detail() : null;
+        Matcher found = HOLDER.matcher(String.valueOf(detail));
+        return found.find() ? found.group(1).replaceAll("\\\\([\"\\\\])", "$1") : null;
+    }
+
+    private static final Pattern HOLDER =
+            Pattern.compile("\"holder\": ?\"((?:[^\"\\\\]|\\\\.)*)\"");
 
     /** Returns Refused if the error comes from the server, or the error itself. */
     private static Throwable refused(Throwable error) {

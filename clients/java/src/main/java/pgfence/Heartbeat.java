@@ -506,17 +506,21 @@ final class Heartbeat {
             case "LeaseLost" ->
                     reply.reason != Reason.REFUSED || cause == null
                             ? new LeaseLost(reply.reason, reply.advice, names, false, null)
-                            : acquire.role == null
-                                    ? noConnection(cause)
-                                    : FenceException.ofCall(cause, acquire.role, acquire.table);
+                            : acquire.role == null ? noConnection(cause) : refusal(acquire, cause);
             case "Closed" -> new FenceException("the fence is closed", false, null);
             case "NoConnection" -> noConnection(cause);
             case "NoAnswer" -> {
                 String message = "the server has not answered in time" + because(cause);
                 yield new NoAnswer(message, reply.inDoubt, cause);
             }
-            default -> FenceException.ofCall(cause, acquire.role, null);
+            default -> refusal(acquire, cause);
         };
+    }
+
+    private static Throwable refusal(Acquire acquire, Throwable cause) {
+        String code = FenceException.stateOf(cause);
+        String type = LeaseStates.errorType(code, acquire.table != null);
+        return FenceException.typed(cause, type, acquire.role, acquire.table);
     }
 
     private Throwable noConnection(Throwable cause) {

@@ -57,6 +57,17 @@ final class LeaseStates {
     /** What a leader does next: "acquire", "work", "pause" or "end". */
     record Lead(String lead, long pause, String code) implements Effect {}
 
+    /**
+     * What follows from an error in a guarded transaction. An empty {@code error} leaves it as it
+     * is.
+     *
+     * @param last the stage of a last transaction
+     * @param suspect the next renewal, which is due at once, shows whether the leases are lost
+     * @param again the guard begins once more, after a renewal
+     */
+    record GuardFailure(String error, boolean inDoubt, String last, boolean suspect, boolean again)
+            implements Effect {}
+
     /** The reply to an acquire or a check. Without an error the lease is held. */
     static final class Reply implements Effect {
         final String error;
@@ -1223,6 +1234,187 @@ final class LeaseStates {
         logs.merge(new Log(what, null, null, reason, 0), 1, Integer::sum);
     }
 
+    // Leaders.
+
+    /** The state of one {@code lead}. */
+    static final class LeadState {
+        private final long ttl, jitter;
+        private int failures;
+        private boolean isLeading, isPausing;
+        private long resumeAt, leadingSince;
+
+        LeadState(long ttl, long jitter) {
+            this.ttl = ttl;
+            this.jitter = jitter;
+        }
+
+        List<Effect> start() {
+            isPausing = false;
+            return List.of(new Lead("acquire", 0, null));
+        }
+
+        List<Effect> granted(long now) {
+            isLeading = true;
+            leadingSince = now;
+            return List.of(new Lead("work", 0, null));
+        }
+
+        List<Effect> workDone() {
+            return end(null);
+        }
+
+        /**
+         * The error is its type, or empty if this package has none for it. The code is its
+         * SQLSTATE, or "ended" if it says that a session has ended. A loss of the lease leads to
+         * another acquire, whatever the work's error is.
+         */
+        List<Effect> workFailed(long now, String error, String code, boolean isLost) {
+            String cause = cause(error, code, false);
+            if (!isLost && cause.equals("own")) {
+                return end("work failed");
+            }
+            if (now - leadingSince >= min(ttl, 60_000)) {
+                failures = 0;
+            }
+            return pause(now, cause);
+        }
+
+        /** The code may also be "connect" or "misconfigured", as for {@link #failed}. */
+        List<Effect> notGranted(long now, String error, String code) {
+            String cause = cause(error, code, true);
+            return cause.equals("own") ? end(cause) : pause(now, cause);
+        }
+
+        /** Ends at once, unless it leads: then it ends when the work is done. */
+        List<Effect> stop() {
+            return isLeading ? List.of() : end(null);
+        }
+
+        List<Effect> tick(long now) {
+            return isPausing && now >= resumeAt ? start() : List.of();
+        }
+
+        /**
+         * Acquires again after a growing pause. An outage writes one line to the log, and emits one
+         * event if this process has led.
+         */
+        private List<Effect> pause(long now, String cause) {
+            List<Effect> effects = new ArrayList<>();
+            if (failures == 0) {
+                effects.add(new Log("leads no more", null, cause, null, 0));
+            }
+            if (failures == 0 && isLeading) {
+                effects.add(new Event("interrupted", null, 0, 0, null, null, cause));
+            }
+            long shortest = max(ttl / 12, SHORTEST_PAUSE) << min(failures++, 20);
+            long pause = jittered(min(shortest, longestBackoff(ttl)), jitter);
+            isLeading = false;
+            isPausing = true;
+            resumeAt = now + pause;
+            effects.add(new Lead("pause", pause, null));
+            return effects;
+        }
+
+        private List<Effect> end(String why) {
+            isLeading = isPausing = false;
+            return List.of(new Lead("end", 0, why));
+        }
+    }
+
+    /** Returns why a leader acquires again, or "own" if it does not. */
+    private static String cause(String error, String code, boolean isOfAcquire) {
+        if (error.matches("LeaseLost|LeaseTaken|TransactionLost|NoAnswer")) {
+            return error;
+        }
+        if (code.matches("PF00[14]")) {
+            // The lease may be lost: the next acquire shows it.
+            return "LeaseLost";
+        }
+        if (error.equals("NoConnection") && (code.isEmpty() || isTransient(code))) {
+            return error;
+        }
+        // 53300: the server has no connection left for the work.
+        if (endsSession(code) || code.equals("53300")) {
+            return "ConnectionLost";
+        }
+        return isOfAcquire && isTransient(code) ? "transient" : "own";
+    }
+
+    // The errors of guards, and of the client's statements.
+
+    /** The stages of a guarded transaction; clients/spec/errors.md says what belongs to each. */
+    enum Stage {
+        OPEN,
+        BEGIN,
+        WORK,
+        CHECK,
+        RELEASE,
+        COMMIT
+    }
+
+    /**
+     * Returns what follows from an error in a guarded transaction.
+     *
+     * @param code an SQLSTATE; "ended" if an error without one says that a session has ended; "no
+     *     transaction" if the work has ended it; or an empty text
+     * @param session "open", "closed" or "unknown": the guard's own
+     * @param of "names", "rows" (of a table alone) or "adopted"
+     * @param isInner it is a savepoint
+     * @param isLost a lease of the guard is lost
+     */
+    static GuardFailure guardFailed(
+            Stage stage, String code, String session, String of, boolean isInner, boolean isLost) {
+        boolean isClosed = session.equals("closed"), ends = endsSession(code);
+        // The work may use other connections, whose end is not the end of this one.
+        boolean isOthers = session.equals("open") && code.matches("ended|08...");
+        boolean isBroken =
+                switch (stage) {
+                    case OPEN -> isClosed; // Without a connection no transaction has begun.
+                    case WORK -> ends && !isOthers;
+                    default -> ends || isClosed;
+                };
+        boolean hasFailed = code.equals("25P02") && stage.compareTo(Stage.CHECK) >= 0;
+        boolean isEnded = code.equals("no transaction");
+        // With 25P03 and 25P04 the server has ended an idle transaction before it read the commit.
+        boolean isUnknown = stage == Stage.COMMIT && !isInner && !code.matches("25P0[34]");
+        boolean inDoubt = isBroken ? isUnknown : isEnded;
+        String error;
+        if (isBroken) {
+            error = isLost ? "LeaseLost" : "TransactionLost";
+        } else if (hasFailed || isEnded) {
+            error = "TransactionLost";
+        } else if (of.equals("adopted") && stage == Stage.BEGIN && code.matches("22004|PF004")) {
+            // 22004: lease_adopt has returned NULL, as a transaction guards an older number. PF004:
+            // another holder has adopted this number.
+            error = "LeaseTaken";
+        } else if (stage == Stage.BEGIN || stage == Stage.RELEASE) {
+            error = errorType(code, of.equals("rows"));
+        } else {
+            // An error of the work: deferred triggers and constraints run at the commit.
+            error = code.startsWith("PF") ? "Refused" : "";
+        }
+        String last = inDoubt && stage == Stage.COMMIT ? "in doubt" : "rolled back";
+        boolean isSuspect = !of.equals("adopted") && code.matches("PF00[14]");
+        // After a failover a token is valid only after a renewal.
+        boolean again = isSuspect && stage == Stage.BEGIN && code.equals("PF004") && !isInner;
+        return new GuardFailure(error, inDoubt, last, isSuspect, again);
+    }
+
+    /**
+     * Returns the type of an error of one of the client's statements, or an empty text if it
+     * remains the driver's. If the statement is about rows of a table, 3F000 may mean the table's
+     * schema.
+     */
+    static String errorType(String code, boolean isOfTable) {
+        if (code.equals("42883") || code.equals("3F000") && !isOfTable) {
+            return "NotInstalled";
+        }
+        if (code.equals("42501")) {
+            return "NotGranted";
+        }
+        return code.matches("(PF|22|55|0A|53)...") && !code.equals("55P03") ? "Refused" : "";
+    }
+
     // Spans of time, and the codes of errors.
 
     /** The part of a span that the client trusts: the server counts it by another clock. */
@@ -1266,7 +1458,7 @@ final class LeaseStates {
     }
 
     /** Returns true if the same statement may succeed later, as on a standby that is promoted. */
-    static boolean isTransient(String code) {
+    private static boolean isTransient(String code) {
         return isConnectionError(code) || code.matches("(25|40|53|57|58)...|55P03");
     }
 
@@ -1274,97 +1466,20 @@ final class LeaseStates {
         return isConflict(code) || code.equals("55P03");
     }
 
+    /**
+     * Returns true if a session has ended: idle in transaction, transaction_timeout, terminated,
+     * crashed, starting, idle, and the class of connection errors.
+     */
+    private static boolean endsSession(String code) {
+        return code.matches("ended|08...|25P0[34]|57P0[1235]");
+    }
+
     /** The error of an acquire that was sent. */
     private static String errorOf(String code) {
         if (isConnectionError(code) || leavesDoubt(code)) {
             return "NoAnswer";
         }
-        return switch (code) {
-            case "42501" -> "NotGranted";
-            case "42883", "3F000" -> "NotInstalled";
-            default -> "Refused";
-        };
-    }
-
-    /** The state of one {@code lead}. */
-    static final class LeadState {
-        private final long ttl, jitter;
-        private int failures;
-        private boolean isLeading, isPausing;
-        private long resumeAt, leadingSince;
-
-        LeadState(long ttl, long jitter) {
-            this.ttl = ttl;
-            this.jitter = jitter;
-        }
-
-        List<Effect> start() {
-            isPausing = false;
-            return List.of(new Lead("acquire", 0, null));
-        }
-
-        List<Effect> granted(long now) {
-            isLeading = true;
-            leadingSince = now;
-            return List.of(new Lead("work", 0, null));
-        }
-
-        List<Effect> workDone() {
-            return end(null);
-        }
-
-        /** A loss of the lease leads to another acquire, whatever the work's error is. */
-        List<Effect> workFailed(long now, String cause, boolean isLost) {
-            if (now - leadingSince >= min(ttl, 60_000)) {
-                failures = 0;
-            }
-            return isLost || isTransient(cause) ? pause(now, cause) : end("work failed");
-        }
-
-        List<Effect> notGranted(long now, String cause) {
-            return isTransient(cause) ? pause(now, cause) : end(cause);
-        }
-
-        /** Returns true if the leader acquires again after this error. */
-        private static boolean isTransient(String cause) {
-            return cause.matches(
-                    "(Lease|Transaction|Connection)Lost|LeaseTaken"
-                            + "|NoAnswer|NoConnection|transient");
-        }
-
-        /** Ends at once, unless it leads: then it ends when the work is done. */
-        List<Effect> stop() {
-            return isLeading ? List.of() : end(null);
-        }
-
-        List<Effect> tick(long now) {
-            return isPausing && now >= resumeAt ? start() : List.of();
-        }
-
-        /**
-         * Acquires again after a growing pause. An outage writes one line to the log, and emits one
-         * event if this process has led.
-         */
-        private List<Effect> pause(long now, String cause) {
-            List<Effect> effects = new ArrayList<>();
-            if (failures == 0) {
-                effects.add(new Log("leads no more", null, cause, null, 0));
-            }
-            if (failures == 0 && isLeading) {
-                effects.add(new Event("interrupted", null, 0, 0, null, null, cause));
-            }
-            long shortest = max(ttl / 12, SHORTEST_PAUSE) << min(failures++, 20);
-            long pause = jittered(min(shortest, longestBackoff(ttl)), jitter);
-            isLeading = false;
-            isPausing = true;
-            resumeAt = now + pause;
-            effects.add(new Lead("pause", pause, null));
-            return effects;
-        }
-
-        private List<Effect> end(String why) {
-            isLeading = isPausing = false;
-            return List.of(new Lead("end", 0, why));
-        }
+        String type = errorType(code, false);
+        return type.isEmpty() ? "Refused" : type;
     }
 }

@@ -3,6 +3,8 @@ package pgfence;
 import org.postgresql.core.*;
 
 import pgfence.FenceException.*;
+import pgfence.LeaseStates.GuardFailure;
+import pgfence.LeaseStates.Stage;
 import pgfence.Statements.Statement;
 
 import java.sql.*;
@@ -24,15 +26,6 @@ final class Transaction {
     /** The SQLSTATEs of a savepoint that does not exist, and of a setting without a token. */
     private static final String NO_SAVEPOINT = "3B001", NO_TOKEN = "22P02";
 
-    /** The last stage that has begun. After an error it shows where that happened. */
-    private enum Stage {
-        BEFORE,
-        BEGUN,
-        WORK,
-        ENDING,
-        COMMITTING
-    }
-
     private final Heartbeat heartbeat;
     private final List<? extends Holding> holdings;
 
@@ -48,15 +41,18 @@ final class Transaction {
     /** The driver's connection, without the wrapper of a pool. */
     private final BaseConnection raw;
 
+    /** The last stage that has begun, and what follows from the error in it. */
     private Stage stage;
+
+    private GuardFailure failure;
 
     /** True if the guard is a savepoint in a transaction of the program. */
     private boolean isInner;
 
     private boolean hasRowLocks;
 
-    /** True if the server has refused a token. The leases are then renewed at once, as a check. */
-    private boolean isStale;
+    /** True if a lease may be lost. The leases are then renewed at once, as a check. */
+    private boolean isSuspect;
 
     Transaction(
             Heartbeat heartbeat,
@@ -96,11 +92,9 @@ final class Transaction {
         try {
             return runOnce(work);
         } catch (Refused refused) {
-            boolean isOfGuard = stage == Stage.BEGUN && !isInner && !leases.isEmpty();
-            if (!isOfGuard || !refused.sqlState().equals("PF004")) {
+            if (!failure.again()) {
                 throw refused;
             }
-            // After a failover a token is refused until its holder has renewed the lease.
             heartbeat.renew(leases);
             return runOnce(work);
         }
@@ -108,8 +102,8 @@ final class Transaction {
 
     private <T, E extends Exception> T runOnce(Holding.Work<T, E> work) throws E, SQLException {
         String lastStage = "rolled back";
-        stage = Stage.BEFORE;
-        isStale = false;
+        stage = Stage.OPEN;
+        isSuspect = false;
         heartbeat.enterGuard(leases, raw);
         try {
             check();
@@ -117,32 +111,41 @@ final class Transaction {
             check();
             stage = Stage.WORK;
             T result = work.run();
-            stage = Stage.ENDING;
+            stage = Stage.CHECK;
             // From now on the heartbeat does not renew the leases, which are about to be released.
             if (releases) {
                 reportStage("begins");
             }
             throwIfFailed();
+            stage = Stage.RELEASE;
             release();
-            stage = Stage.COMMITTING;
+            stage = Stage.COMMIT;
             commit();
             lastStage = isInner ? "inner" : "committed";
             return result;
         } catch (Throwable error) {
-            Throwable typed = typed(error);
-            if (typed instanceof FenceException lost && lost.inDoubt()) {
-                lastStage = "in doubt";
-            }
+            String code = codeOf(error);
+            failure =
+                    LeaseStates.guardFailed(
+                            stage,
+                            code,
+                            raw.isClosed() ? "closed" : "open",
+                            leases.isEmpty() ? "adopted" : named.isEmpty() ? "rows" : "names",
+                            isInner,
+                            leases.stream().anyMatch(Lease::isLost));
+            lastStage = failure.last();
+            isSuspect |= failure.suspect();
+            Throwable typed = typed(error, code);
             rollBack();
             throw Heartbeat.sneakyThrow(typed);
         } finally {
-            if (releases && stage.compareTo(Stage.ENDING) >= 0) {
+            if (releases && stage.compareTo(Stage.CHECK) >= 0) {
                 reportStage(lastStage);
             }
             reportRowLocks(false);
             heartbeat.leaveGuard(leases, raw);
             // The next renewal shows whether the leases are lost; the connection is not broken.
-            if (isStale) {
+            if (isSuspect) {
                 heartbeat.input(states -> states.suspect(Heartbeat.keys(leases)));
             }
         }
@@ -168,7 +171,7 @@ final class Transaction {
         } else {
             connection.setAutoCommit(false);
         }
-        stage = Stage.BEGUN;
+        stage = Stage.BEGIN;
         if (connection.getAutoCommit() && !isInner) {
             throw new IllegalArgumentException(
                     "the connection stays in autocommit: there is nothing to guard");
@@ -187,7 +190,7 @@ final class Transaction {
     }
 
     private LeaseLost lossOf(Holding lost) {
-        isStale = true;
+        isSuspect = true;
         return new LeaseLost(Reason.GONE, null, lost.names(), false, null);
     }
 
@@ -208,17 +211,15 @@ final class Transaction {
     }
 
     /**
-     * Throws if the work has swallowed an error: the commit would then roll back without an error.
+     * Throws if the work has swallowed an error, after which the commit would roll back without an
+     * error, or has ended the transaction.
      */
     private void throwIfFailed() throws SQLException {
         if (raw.isClosed()) {
             throw new SQLException("the connection is closed", "08003");
         }
         if (raw.getTransactionState() == TransactionState.FAILED) {
-            throw new TransactionLost(
-                    "a statement of the transaction has failed: all of it is rolled back",
-                    false,
-                    null);
+            throw new SQLException("a statement has failed", "25P02");
         }
         if (raw.getTransactionState() == TransactionState.IDLE) {
             throw new SQLException("there is none", NO_SAVEPOINT);
@@ -253,7 +254,7 @@ final class Transaction {
     /** Rolls back, or cuts the connection if that fails. The caller throws the first error. */
     private void rollBack() {
         try {
-            if (stage == Stage.BEFORE || raw.isClosed()) {
+            if (stage == Stage.OPEN || raw.isClosed()) {
                 return;
             }
             if (!isInner) {
@@ -279,52 +280,59 @@ final class Transaction {
         }
     }
 
-    /**
-     * Returns the client's error for an error of the driver, if there is one. If a loss has cut the
-     * connection, it is LeaseLost.
-     */
-    private Throwable typed(Throwable error) throws SQLException {
+    /** Returns the code of an error. Without its savepoint or its token the work has ended it. */
+    private String codeOf(Throwable error) {
         String state = FenceException.stateOf(error);
+        // The token is checked while the transaction is open; a commit that fails has ended it.
+        boolean hasNoToken =
+                stage == Stage.COMMIT
+                        && state.equals(NO_TOKEN)
+                        && raw.getTransactionState() != TransactionState.IDLE;
+        boolean hasNoSavepoint = stage != Stage.WORK && state.equals(NO_SAVEPOINT);
+        return hasNoToken || hasNoSavepoint ? "no transaction" : state;
+    }
+
+    /** Returns the error to throw, as the failure says. */
+    private Throwable typed(Throwable error, String code) {
         if (error instanceof FenceException || error instanceof Error) {
             return error;
         }
-        if (FenceException.isSessionEnd(error) && raw.isClosed()) {
-            // The server may have ended an idle transaction before it read the commit.
-            boolean inDoubt = stage == Stage.COMMITTING && !state.matches("25P0[34]");
-            String lost = "the session ended under the transaction: " + error.getMessage();
-            return leases.stream()
-                    .filter(Lease::isLost)
-                    .findFirst()
-                    .<Throwable>map(lease -> lease.loss(inDoubt, error))
-                    .orElseGet(() -> new TransactionLost(lost, inDoubt, error));
-        }
-        isStale = state.matches("PF00[14]");
-        boolean isOfCommit = stage == Stage.COMMITTING;
-        // The token is checked while the transaction is open; a commit that fails has ended it.
-        boolean hasNoToken =
-                isOfCommit
-                        && state.equals(NO_TOKEN)
-                        && raw.getTransactionState() != TransactionState.IDLE;
-        if (hasNoToken || stage != Stage.WORK && state.equals(NO_SAVEPOINT)) {
-            String ended =
-                    "the work has ended the transaction itself: what it did after that was not"
-                            + " guarded";
-            return new TransactionLost(ended, true, error);
-        }
-        // An error of the commit, as of a deferred constraint, is an error of the work.
-        if (isOfCommit || stage == Stage.WORK) {
-            return FenceException.ofWork(error);
-        }
-        Throwable typed =
-                FenceException.ofCall(
-                        error,
-                        raw.getMetaData().getUserName(),
-                        named.isEmpty() ? rows.get(0).table : null);
-        // NULL from lease_adopt: an older number is guarded. PF004 from it: another holder has
-        // adopted this number.
-        boolean isTaken = stage == Stage.BEGUN && leases.isEmpty() && state.matches("22004|PF004");
-        return isTaken && typed instanceof Refused refused
-                ? new LeaseTaken(holdings.get(0).names(), refused.holder(), 0, null, error)
-                : typed;
+        boolean inDoubt = failure.inDoubt();
+        return switch (failure.error()) {
+            case "LeaseLost" ->
+                    leases.stream()
+                            .filter(Lease::isLost)
+                            .findFirst()
+                            .orElseThrow()
+                            .loss(inDoubt, error);
+            case "TransactionLost" -> {
+                String why =
+                        switch (code) {
+                            case "no transaction" ->
+                                    "the work has ended the transaction itself: what it did after"
+                                            + " that was not guarded";
+                            case "25P02" ->
+                                    "a statement of the transaction has failed: all of it is"
+                                            + " rolled back";
+                            default ->
+                                    "the session ended under the transaction: "
+                                            + error.getMessage();
+                        };
+                yield new TransactionLost(why, inDoubt, error);
+            }
+            case "LeaseTaken" ->
+                    new LeaseTaken(
+                            holdings.get(0).names(),
+                            FenceException.holderOf(error),
+                            0,
+                            null,
+                            error);
+            default ->
+                    FenceException.typed(
+                            error,
+                            failure.error(),
+                            raw.getQueryExecutor().getUser(),
+                            named.isEmpty() ? rows.get(0).table : null);
+        };
     }
 }
