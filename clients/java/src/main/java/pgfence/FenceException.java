@@ -284,10 +284,6 @@ public sealed class FenceException extends RuntimeException {
      * needs a password that is missing (08004), its certificate is refused, or a certificate's file
      * is missing.
      */
-    private static boolean neverOpens(Throwable error) {
-        return sqlExceptions(error).anyMatch(FenceException::isFinal);
-    }
-
     private static boolean isFinal(SQLException error) {
         String state = String.valueOf(error.getSQLState());
         boolean isOfTls =
@@ -299,28 +295,29 @@ public sealed class FenceException extends RuntimeException {
                 || String.valueOf(error.getMessage()).startsWith("No suitable driver");
     }
 
-    /**
-     * Returns the code of an opening that has failed: "misconfigured" if another attempt cannot
-     * open the connection, and otherwise the SQLSTATE, or "connect" if there is none.
-     */
+    /** Returns the code of an opening that has failed: "connect" if another attempt may pass. */
     static String codeOfOpening(Throwable error) {
         boolean mayPass =
-                isCausedBy(error, SQLException.class, IOException.class, TimeoutException.class);
-        if (error != null && !mayPass || neverOpens(error)) {
-            return "misconfigured";
-        }
-        String state = stateOf(error);
-        return state.isEmpty() ? "connect" : state;
+                error == null
+                        || isCausedBy(
+                                error,
+                                SQLException.class,
+                                IOException.class,
+                                TimeoutException.class);
+        String code = mayPass ? codeOf(error) : "misconfigured";
+        return code.isEmpty() ? "connect" : code;
     }
 
     /**
-     * Returns the code of an error for LeadState. The work may open connections of its own, too.
+     * Returns the SQLSTATE of an error, or an empty text, but "misconfigured" if it says that no
+     * attempt can open a connection, which may be one of the work's own.
      */
     static String codeOf(Throwable error) {
         if (error instanceof NoConnection) {
             return codeOfOpening(error.getCause());
         }
-        return neverOpens(error) ? "misconfigured" : stateOf(error);
+        boolean neverOpens = sqlExceptions(error).anyMatch(FenceException::isFinal);
+        return neverOpens ? "misconfigured" : stateOf(error);
     }
 
     /**

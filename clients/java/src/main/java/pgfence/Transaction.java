@@ -26,6 +26,9 @@ final class Transaction {
     /** The SQLSTATEs of a savepoint that does not exist, and of a setting without a token. */
     private static final String NO_SAVEPOINT = "3B001", NO_TOKEN = "22P02";
 
+    /** The SQLSTATE after a statement that has failed, and the code of a transaction's end. */
+    private static final String HAS_FAILED = "25P02", NO_TRANSACTION = "no transaction";
+
     private final Heartbeat heartbeat;
     private final List<? extends Holding> holdings;
 
@@ -116,7 +119,7 @@ final class Transaction {
             if (releases) {
                 reportStage("begins");
             }
-            throwIfFailed();
+            throwIfNotOpen();
             stage = Stage.RELEASE;
             release();
             stage = Stage.COMMIT;
@@ -124,18 +127,9 @@ final class Transaction {
             lastStage = isInner ? "inner" : "committed";
             return result;
         } catch (Throwable error) {
-            String code = codeOf(error);
-            failure =
-                    LeaseStates.guardFailed(
-                            stage,
-                            code,
-                            raw.isClosed() ? "closed" : "open",
-                            leases.isEmpty() ? "adopted" : named.isEmpty() ? "rows" : "names",
-                            isInner,
-                            leases.stream().anyMatch(Lease::isLost));
+            Throwable typed = typed(error);
             lastStage = failure.last();
             isSuspect |= failure.suspect();
-            Throwable typed = typed(error, code);
             rollBack();
             throw Heartbeat.sneakyThrow(typed);
         } finally {
@@ -211,18 +205,14 @@ final class Transaction {
     }
 
     /**
-     * Throws if the work has swallowed an error, after which the commit would roll back without an
-     * error, or has ended the transaction.
+     * Throws if the work has ended the transaction, or has swallowed an error, after which the
+     * commit would roll back without an error.
      */
-    private void throwIfFailed() throws SQLException {
-        if (raw.isClosed()) {
-            throw new SQLException("the connection is closed", "08003");
-        }
-        if (raw.getTransactionState() == TransactionState.FAILED) {
-            throw new SQLException("a statement has failed", "25P02");
-        }
-        if (raw.getTransactionState() == TransactionState.IDLE) {
-            throw new SQLException("there is none", NO_SAVEPOINT);
+    private void throwIfNotOpen() throws SQLException {
+        TransactionState state = raw.getTransactionState();
+        if (raw.isClosed() || state != TransactionState.OPEN) {
+            String ended = state == TransactionState.FAILED ? HAS_FAILED : NO_SAVEPOINT;
+            throw new SQLException("it is not open any more", raw.isClosed() ? "08003" : ended);
         }
     }
 
@@ -280,7 +270,7 @@ final class Transaction {
         }
     }
 
-    /** Returns the code of an error. Without its savepoint or its token the work has ended it. */
+    /** Returns the code of an error. */
     private String codeOf(Throwable error) {
         String state = FenceException.stateOf(error);
         // The token is checked while the transaction is open; a commit that fails has ended it.
@@ -289,50 +279,42 @@ final class Transaction {
                         && state.equals(NO_TOKEN)
                         && raw.getTransactionState() != TransactionState.IDLE;
         boolean hasNoSavepoint = stage != Stage.WORK && state.equals(NO_SAVEPOINT);
-        return hasNoToken || hasNoSavepoint ? "no transaction" : state;
+        return hasNoToken || hasNoSavepoint ? NO_TRANSACTION : state;
     }
 
-    /** Returns the error to throw, as the failure says. */
-    private Throwable typed(Throwable error, String code) {
+    /** Asks what follows from an error, and returns the error to throw. */
+    private Throwable typed(Throwable error) throws SQLException {
+        String code = codeOf(error), session = raw.isClosed() ? "closed" : "open";
+        String of = leases.isEmpty() ? "adopted" : named.isEmpty() ? "rows" : "names";
+        Optional<Lease> lost = leases.stream().filter(Lease::isLost).findFirst();
+        failure = LeaseStates.guardFailed(stage, code, session, of, isInner, lost.isPresent());
         if (error instanceof FenceException || error instanceof Error) {
             return error;
         }
-        boolean inDoubt = failure.inDoubt();
         return switch (failure.error()) {
-            case "LeaseLost" ->
-                    leases.stream()
-                            .filter(Lease::isLost)
-                            .findFirst()
-                            .orElseThrow()
-                            .loss(inDoubt, error);
-            case "TransactionLost" -> {
-                String why =
-                        switch (code) {
-                            case "no transaction" ->
-                                    "the work has ended the transaction itself: what it did after"
-                                            + " that was not guarded";
-                            case "25P02" ->
-                                    "a statement of the transaction has failed: all of it is"
-                                            + " rolled back";
-                            default ->
-                                    "the session ended under the transaction: "
-                                            + error.getMessage();
-                        };
-                yield new TransactionLost(why, inDoubt, error);
+            case "LeaseLost" -> lost.get().loss(failure.inDoubt(), error);
+            case "TransactionLost" ->
+                    new TransactionLost(lossMessage(code, error), failure.inDoubt(), error);
+            case "LeaseTaken" -> {
+                String holder = FenceException.holderOf(error);
+                yield new LeaseTaken(holdings.get(0).names(), holder, 0, null, error);
             }
-            case "LeaseTaken" ->
-                    new LeaseTaken(
-                            holdings.get(0).names(),
-                            FenceException.holderOf(error),
-                            0,
-                            null,
-                            error);
-            default ->
-                    FenceException.typed(
-                            error,
-                            failure.error(),
-                            raw.getQueryExecutor().getUser(),
-                            named.isEmpty() ? rows.get(0).table : null);
+            default -> {
+                String role = raw.getQueryExecutor().getUser();
+                Statements.Table table = named.isEmpty() ? rows.get(0).table : null;
+                yield FenceException.typed(error, failure.error(), role, table);
+            }
+        };
+    }
+
+    private static String lossMessage(String code, Throwable error) {
+        return switch (code) {
+            case NO_TRANSACTION ->
+                    "the work has ended the transaction itself: what it did after that was not"
+                            + " guarded";
+            case HAS_FAILED ->
+                    "a statement of the transaction has failed: all of it is rolled back";
+            default -> "the session ended under the transaction: " + error.getMessage();
         };
     }
 }
