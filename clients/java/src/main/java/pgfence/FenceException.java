@@ -295,16 +295,11 @@ public sealed class FenceException extends RuntimeException {
                 || String.valueOf(error.getMessage()).startsWith("No suitable driver");
     }
 
-    /** Returns the code of an opening that has failed: "connect" if another attempt may pass. */
+    /** Returns the code of an opening that has failed: "connect" if there is no other. */
     static String codeOfOpening(Throwable error) {
         boolean mayPass =
-                error == null
-                        || isCausedBy(
-                                error,
-                                SQLException.class,
-                                IOException.class,
-                                TimeoutException.class);
-        String code = mayPass ? codeOf(error) : "misconfigured";
+                isCausedBy(error, SQLException.class, IOException.class, TimeoutException.class);
+        String code = error == null || mayPass ? codeOf(error) : "misconfigured";
         return code.isEmpty() ? "connect" : code;
     }
 
