@@ -1007,7 +1007,7 @@ def guard_failed(
         # The next renewal, which is due at once, shows whether the leases are lost.
         "suspect": is_suspect,
         # After a failover a token is valid only after a renewal: the guard begins once more.
-        "again": is_suspect and stage == "begin" and code == "PF004" and not is_inner,
+        "again": error == "Refused" and stage == "begin" and code == "PF004" and not is_inner,
     }
 
 
