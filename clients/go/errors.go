@@ -131,35 +131,34 @@ func newLeaseTaken(
 
 // replyError returns the error of a failed acquire.
 func (a *acquire) replyError(e effect) error {
-	switch e.Error {
-	case "LeaseTaken":
-		return newLeaseTaken(e.Holder, span(e.Remaining), e.WaitsFor, nil, a.names...)
-	case "LeaseLost":
-		if e.Reason != ReasonRefused || a.cause == nil {
-			return newLeaseLost(e.Reason, e.Advice, a.names...)
-		}
-	case "Closed":
+	switch isLost := e.Error == LeaseLost; {
+	case e.Error == Closed:
 		return &Error{Kind: Closed}
-	case "NoConnection":
-		return a.withoutAnswer(NoConnection, e, "no connection to the server")
-	case "NoAnswer":
-		return a.withoutAnswer(NoAnswer, e, "the server has not answered in time")
+	case e.Error == LeaseTaken:
+		return newLeaseTaken(e.Holder, span(e.Remaining), e.WaitsFor, nil, a.names...)
+	case isLost && (e.Reason != ReasonRefused || a.cause == nil):
+		return newLeaseLost(e.Reason, e.Advice, a.names...)
+	case e.Error == NoConnection, isLost && a.isOpening:
+		return a.withoutAnswer(NoConnection, e.InDoubt, "no connection to the server")
+	case e.Error == NoAnswer:
+		return a.withoutAnswer(NoAnswer, e.InDoubt, "the server has not answered in time")
 	}
-	if e.Error == "LeaseLost" && a.isOpening {
-		reply := effect{SQLState: sqlStateOf(a.cause)}
-		return a.withoutAnswer(NoConnection, reply, "no connection to the server")
+	code, isOfTable := sqlStateOf(a.cause), a.tableJSON != ""
+	kind := errorType(code, isOfTable)
+	if kind == "" && code != "" {
+		kind = Refused
 	}
-	return classify(a.cause, false, a.tableJSON != "", a.role)
+	return typed(a.cause, kind, isOfTable, a.role)
 }
 
 // withoutAnswer returns an error that does not wrap the end of a context: a caller would take it
 // for a deadline of its own.
-func (a *acquire) withoutAnswer(kind Kind, reply effect, message string) *Error {
+func (a *acquire) withoutAnswer(kind Kind, isInDoubt bool, message string) *Error {
 	e := newError(kind, nil, "%s", message)
-	if e.InDoubt, e.SQLState = reply.InDoubt, reply.SQLState; a.cause != nil {
+	if e.InDoubt = isInDoubt; a.cause != nil {
 		e.message += ": " + a.cause.Error()
 		if !isContextError(a.cause) {
-			e.cause = a.cause
+			e.cause, e.SQLState = a.cause, sqlStateOf(a.cause)
 		}
 	}
 	return e
@@ -188,18 +187,33 @@ func sqlStateOf(err error) string {
 	return ""
 }
 
+// codeOf returns the SQLSTATE of an error; without one "ended" if the error says that a session has
+// ended or could not be opened, else "".
+func codeOf(err error) string {
+	state := sqlStateOf(err)
+	var network *net.OpError
+	var connecting *pgconn.ConnectError
+	var ofHTTP *url.Error
+	isOurs := !isContextError(err) && !errors.As(err, &ofHTTP) && !neverOpens(err)
+	if state == "" && isOurs && (pgconn.SafeToRetry(err) ||
+		pgconn.Timeout(err) || errors.As(err, &network) || errors.As(err, &connecting) ||
+		isAnyOf(err, io.ErrUnexpectedEOF, driver.ErrBadConn, sql.ErrConnDone)) {
+		return "ended"
+	}
+	return state
+}
+
 // openingCode returns the code of an error that has failed to open a connection: its SQLSTATE;
 // without one "connect" if another attempt may succeed, else "misconfigured".
 func openingCode(err error) string {
 	var network net.Error
-	mayPass := sessionEnded(err) || errors.As(err, &network) || errors.Is(err, context.Canceled)
-	switch state := sqlStateOf(err); {
-	case state != "":
-		return state
-	case mayPass && !neverOpens(err):
+	switch code := codeOf(err); {
+	case code == "ended", code == "" && !neverOpens(err) &&
+		(errors.As(err, &network) || errors.Is(err, context.Canceled)):
 		return "connect"
+	default:
+		return cmp.Or(code, "misconfigured")
 	}
-	return "misconfigured"
 }
 
 // neverOpens reports whether the driver's error says that no other attempt will succeed. If it has
@@ -219,23 +233,6 @@ func neverOpens(err error) bool {
 	return err.Error() == "server refused TLS connection"
 }
 
-// sessionEnded reports whether the error says that a session has ended, or could not begin.
-func sessionEnded(err error) bool {
-	if state := sqlStateOf(err); state != "" {
-		// In this order: idle in transaction, transaction_timeout, terminated, crashed, starting,
-		// idle, too many connections, and the class of connection errors.
-		return hasAnyPrefix(state,
-			"25P03", "25P04", "57P01", "57P02", "57P03", "57P05", "53300", "08")
-	}
-	var network *net.OpError
-	var connecting *pgconn.ConnectError
-	var ofHTTP *url.Error
-	isOurs := !isContextError(err) && !errors.As(err, &ofHTTP) && !neverOpens(err)
-	return isOurs && (pgconn.SafeToRetry(err) ||
-		pgconn.Timeout(err) || errors.As(err, &network) || errors.As(err, &connecting) ||
-		isAnyOf(err, io.ErrUnexpectedEOF, driver.ErrBadConn, sql.ErrConnDone))
-}
-
 // isInterrupted reports whether the error may come from the end of a context. lib/pq returns the
 // server's answer to its cancel request, 57014.
 func isInterrupted(err error) bool {
@@ -243,19 +240,16 @@ func isInterrupted(err error) bool {
 	return isDone || isContextError(err) || sqlStateOf(err) == "57014"
 }
 
-// classify returns the [Error] for an error of one of the client's statements, or of one of the
-// work's, or the error itself if it has no kind. isOfTable: the statement was about rows of a table,
-// so 3F000 may mean the schema of the table.
-func classify(err error, isFromWork, isOfTable bool, role string) error {
-	var fenceErr *Error
-	state := sqlStateOf(err)
-	switch {
-	case errors.As(err, &fenceErr), isFromWork && !hasAnyPrefix(state, "PF"), state == "55P03":
-	case state == "42883", state == "3F000" && !isOfTable:
-		return newError(NotInstalled, err, "pg_fence is not installed in this database, or not on the "+
+// typed returns the error as an [Error] of a kind of errorType's, or the error itself for "".
+// isOfTable: the statement was about rows of a table.
+func typed(err error, kind Kind, isOfTable bool, role string) error {
+	var e *Error
+	switch kind {
+	case NotInstalled:
+		e = newError(kind, err, "pg_fence is not installed in this database, or not on the "+
 			"search_path: CREATE EXTENSION pg_fence, or name the schema that it is in, "+
 			"pgfence.InSchema(…) (%v)", err)
-	case state == "42501":
+	case NotGranted:
 		role, level, message := cmp.Or(role, "…"), "", err.Error()
 		if strings.Contains(message, "lease_adopt") {
 			level = ", 'adopter'"
@@ -267,28 +261,21 @@ func classify(err error, isFromWork, isOfTable bool, role string) error {
 		case strings.Contains(message, "was granted to another role"):
 			remedy = anotherRole
 		}
-		return newError(NotGranted, err, "the role %s may not use the lease: %v; %s", role, err, remedy)
-	case hasAnyPrefix(state, "PF", "22", "55", "0A", "53"):
-		return newRefused(err, state)
+		e = newError(kind, err, "the role %s may not use the lease: %v; %s", role, err, remedy)
+	case Refused:
+		return newRefused(err)
+	default:
+		return err
 	}
-	return err
+	e.SQLState = sqlStateOf(err)
+	return e
 }
 
 // anotherRole is the remedy if the login role changes while a lease is held.
 const anotherRole = "a lease is used by the role that acquired it, and by its members: " +
 	"where login roles change, let all of them act as one role (options=-c role=…, or SET ROLE)"
 
-func statementFailed(cause error) error {
-	const message = "a statement of the transaction has failed, and all of it is rolled back"
-	return newError(TransactionLost, cause, message)
-}
-
-func endedByWork() error {
-	const message = "the work has ended the transaction itself: what it did after that was not guarded"
-	return &Error{Kind: TransactionLost, InDoubt: true, message: message}
-}
-
-func newRefused(err error, state string) *Error {
+func newRefused(err error) *Error {
 	var server serverError
 	var fields struct{ Message, Detail, Hint string }
 	errors.As(err, &server)
@@ -296,7 +283,7 @@ func newRefused(err error, state string) *Error {
 	text, _ := json.Marshal(server)
 	_ = json.Unmarshal(text, &fields)
 	e := newError(Refused, err, "%s", cmp.Or(fields.Message, err.Error()))
-	if e.SQLState, e.Hint = state, fields.Hint; fields.Hint != "" {
+	if e.SQLState, e.Hint = sqlStateOf(err), fields.Hint; fields.Hint != "" {
 		e.message += " (" + fields.Hint + ")"
 	}
 	// The numbers are tokens, which a float64 would round.

@@ -259,32 +259,24 @@ func (f *Fence) Lead(ctx context.Context, name string, ttl time.Duration, work W
 		if err == nil || ctx.Err() != nil {
 			return err
 		}
-		effects = lead.failed(clock(), causeOf(err, lease == nil),
-			lease != nil && lease.lossError() != nil)
+		if kind, code := typeOf(err); lease == nil {
+			effects = lead.notGranted(clock(), kind, code)
+		} else {
+			effects = lead.workFailed(clock(), kind, code, lease.lossError() != nil)
+		}
 	}
 }
 
-// causeOf returns the kind of an error for leadState: what a leader goes on after, or "own". The work
-// may have its own reasons for an error that is transient to an acquire.
-func causeOf(err error, isFromAcquire bool) string {
-	state := sqlStateOf(err)
+// typeOf returns the kind and the code of an error as leadState takes them.
+func typeOf(err error) (Kind, string) {
 	var fenceErr *Error
-	isFenceErr := errors.As(err, &fenceErr)
 	switch {
-	case isAnyOf(err, LeaseLost, LeaseTaken, TransactionLost, NoAnswer):
-		return "LeaseLost"
-	case isFenceErr && fenceErr.Kind == NoConnection &&
-		(fenceErr.cause == nil || openingCode(fenceErr.cause) == "connect"):
-		return "NoConnection"
-	case hasAnyPrefix(state, "PF001", "PF004"):
-		// The next renewal shows whether the lease is lost.
-		return "LeaseLost"
-	case sessionEnded(err):
-		return "ConnectionLost"
-	case isFromAcquire && isTransient(state):
-		return "transient"
+	case !errors.As(err, &fenceErr):
+		return "", codeOf(err)
+	case fenceErr.Kind == NoConnection && fenceErr.cause != nil:
+		return NoConnection, openingCode(fenceErr.cause)
 	}
-	return "own"
+	return fenceErr.Kind, codeOf(err)
 }
 
 // Adopted returns a lease that another system grants (etcd, ZooKeeper, Redis, another database),

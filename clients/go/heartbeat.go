@@ -357,7 +357,7 @@ func (h *heartbeat) acquire(ctx context.Context, a *acquire) (*Lease, error) {
 		}()
 		return nil, ctx.Err()
 	}
-	if e.Error == "NoConnection" || e.Error == "NoAnswer" {
+	if e.Error == NoConnection || e.Error == NoAnswer {
 		// The call was cut. Its error tells where it hung.
 		select {
 		case <-a.failed:

@@ -42,10 +42,11 @@ type effect struct {
 	Reason           Reason
 	Advice           string
 	// Reply answers an acquire, with Leases or an Error.
-	Reply                             string
-	Leases                            []string
-	Error, SQLState, Holder, WaitsFor string
-	InDoubt                           bool
+	Reply                      string
+	Leases                     []string
+	Error                      Kind
+	SQLState, Holder, WaitsFor string
+	InDoubt                    bool
 	// Log is a line of the log.
 	Log, Code string
 	Count     int
@@ -54,6 +55,10 @@ type effect struct {
 	// Lead is the next step of a leader: acquire, work, pause, or end.
 	Lead  string
 	Pause int64
+	// Last is the stage of a last transaction after the error of a guard. Suspect has the leases
+	// renewed at once, and Again has the guard begin once more.
+	Last           string
+	Suspect, Again bool
 }
 
 // state is the state of a lease after its grant. A lease that is confirming or held is live.
@@ -251,7 +256,7 @@ func (s *leaseStates) acquire(args acquireArgs) *request {
 	r.until, r.AtMost = s.now+args.Wait, cmp.Or(r.AtMost, never)
 	s.requests = append(s.requests, r)
 	if s.closedAt < never {
-		s.reply(r, effect{Error: "Closed"})
+		s.reply(r, effect{Error: Closed})
 	}
 	return r
 }
@@ -266,7 +271,7 @@ func (s *leaseStates) keepRow(args acquireArgs, table string, token int64) {
 
 func (s *leaseStates) giveUp(id string) {
 	if r := find(s.requests, func(r *request) bool { return r.ID == id }); r != nil {
-		s.reply(r, effect{Error: "GivenUp"})
+		s.reply(r, effect{Error: "given up"})
 	}
 }
 
@@ -329,7 +334,7 @@ func (s *leaseStates) suspect(keys []string) {
 func (s *leaseStates) close() {
 	s.closedAt = min(s.closedAt, s.now)
 	for _, r := range s.requests {
-		s.reply(r, effect{Error: "Closed"})
+		s.reply(r, effect{Error: Closed})
 	}
 	for _, l := range s.leases {
 		if l.isHeld() {
@@ -518,7 +523,7 @@ func (s *leaseStates) endByClock(answerTo int) {
 	}
 	for _, r := range s.requests {
 		if r.isQueued() && s.now >= r.until+queueTimeout {
-			s.reply(r, effect{Error: "NoConnection"})
+			s.reply(r, effect{Error: NoConnection})
 		}
 	}
 }
@@ -905,7 +910,7 @@ func (s *leaseStates) acquireAnswered(c *call, r *request, a answer) {
 	case s.now < until:
 		r.dueAt = min(s.now+retryInterval, until)
 	case isByItself:
-		s.reply(r, effect{Error: "NoAnswer", InDoubt: true})
+		s.reply(r, effect{Error: NoAnswer, InDoubt: true})
 	default:
 		waitsFor := "ttl"
 		switch {
@@ -916,7 +921,7 @@ func (s *leaseStates) acquireAnswered(c *call, r *request, a answer) {
 		case a.taken.Remaining <= 0:
 			waitsFor = "guard"
 		}
-		s.reply(r, effect{Error: "LeaseTaken", Holder: a.taken.Holder,
+		s.reply(r, effect{Error: LeaseTaken, Holder: a.taken.Holder,
 			Remaining: a.taken.Remaining, WaitsFor: waitsFor})
 	}
 }
@@ -955,7 +960,7 @@ func (s *leaseStates) replyIfDecided(r *request) {
 	case l.isHeld():
 		s.reply(r, effect{Leases: []string{l.key}})
 	default:
-		s.reply(r, effect{Error: "LeaseLost", Reason: l.reason, Advice: l.advice})
+		s.reply(r, effect{Error: LeaseLost, Reason: l.reason, Advice: l.advice})
 	}
 }
 
@@ -964,7 +969,7 @@ func (s *leaseStates) reply(r *request, e effect) {
 	s.requests, r.hasEnded = without(s.requests, r), true
 	isFailed := e.Error != ""
 	e.Reply = r.ID
-	e.InDoubt = e.InDoubt || r.doubt != nil && isFailed && e.Error != "LeaseTaken"
+	e.InDoubt = e.InDoubt || r.doubt != nil && isFailed && e.Error != LeaseTaken
 	s.effects = append(s.effects, e)
 	if isFailed && r.lease != nil && r.lease.isLive() {
 		s.queueRelease(r.lease, false)
@@ -1223,34 +1228,28 @@ func (l *leadState) granted(now int64) []effect {
 
 func (l *leadState) workDone() []effect { return l.end("") }
 
-// transientCauses are the errors after which a leader acquires again.
-var transientCauses = []string{"LeaseLost", "LeaseTaken", "TransactionLost", "ConnectionLost",
-	"NoAnswer", "NoConnection", "transient"}
-
-// failed is the input that an acquire or the work has failed, with the kind of its error. A loss
-// of the lease leads to another acquire, whatever the work's error is. An outage writes one line to
-// the log, and emits one event if this process has led.
-func (l *leadState) failed(now int64, cause string, isLost bool) (effects []effect) {
-	switch ends := !isLost && !slices.Contains(transientCauses, cause); {
-	case ends && l.isLeading:
+// workFailed is the input that the work has failed. The kind of its error is "" if this package has
+// none for it. The code is an SQLSTATE, or "ended" if the error says that a session has ended. A
+// loss of the lease leads to another acquire, whatever the work's error is.
+func (l *leadState) workFailed(now int64, kind Kind, code string, isLost bool) []effect {
+	why := cause(kind, code, false)
+	if !isLost && why == "own" {
 		return l.end("work failed")
-	case ends:
-		return l.end(cause)
-	case l.isLeading && now-l.leadingSince >= min(l.ttl, 60_000):
+	}
+	if now-l.leadingSince >= min(l.ttl, 60_000) {
 		l.failures = 0
 	}
-	if l.failures == 0 {
-		effects = append(effects, effect{Log: "leads no more", Code: cause})
-		if l.isLeading {
-			effects = append(effects, effect{Event: "interrupted", Code: cause})
-		}
+	return l.pause(now, why)
+}
+
+// notGranted is the input that an acquire has failed. The code may also be "connect" or
+// "misconfigured", as for failed.
+func (l *leadState) notGranted(now int64, kind Kind, code string) []effect {
+	why := cause(kind, code, true)
+	if why == "own" {
+		return l.end(why)
 	}
-	shortest := max(l.ttl/12, shortestPause)
-	pause := min(shortest<<min(l.failures, 20), longestBackoff(l.ttl))
-	pause -= pause * l.jitter / 4000
-	l.failures++
-	l.isLeading, l.resumeAt = false, now+pause
-	return append(effects, effect{Lead: "pause", Pause: pause})
+	return l.pause(now, why)
 }
 
 // stop ends at once, unless it leads: then it ends when the work is done.
@@ -1268,9 +1267,118 @@ func (l *leadState) tick(now int64) []effect {
 	return l.start()
 }
 
+// pause acquires again after a growing pause. An outage writes one line to the log, and emits one
+// event if this process has led.
+func (l *leadState) pause(now int64, why string) (effects []effect) {
+	if l.failures == 0 {
+		effects = append(effects, effect{Log: "leads no more", Code: why})
+		if l.isLeading {
+			effects = append(effects, effect{Event: "interrupted", Code: why})
+		}
+	}
+	shortest := max(l.ttl/12, shortestPause)
+	pause := min(shortest<<min(l.failures, 20), longestBackoff(l.ttl))
+	pause -= pause * l.jitter / 4000
+	l.failures++
+	l.isLeading, l.resumeAt = false, now+pause
+	return append(effects, effect{Lead: "pause", Pause: pause})
+}
+
 func (l *leadState) end(why string) []effect {
 	l.resumeAt = never
 	return []effect{{Lead: "end", Code: why}}
+}
+
+// cause returns why a leader acquires again, or "own" if it does not.
+func cause(kind Kind, code string, isOfAcquire bool) string {
+	switch {
+	case slices.Contains([]Kind{LeaseLost, LeaseTaken, TransactionLost, NoAnswer}, kind):
+		return string(kind)
+	case hasAnyPrefix(code, "PF001", "PF004"):
+		// The lease may be lost: the next acquire shows it.
+		return string(LeaseLost)
+	case kind == NoConnection && (code == "" || isTransient(code)):
+		return string(kind)
+	case endsSession(code), code == "53300": // the server has no connection left for the work
+		return "connection lost"
+	case isOfAcquire && isTransient(code):
+		return "transient"
+	}
+	return "own"
+}
+
+// guardFailure is an error in a guarded transaction.
+type guardFailure struct {
+	// Stage is "open" (the connection and the BEGIN), "begin" (the guard's statements), "work",
+	// "check" (is the transaction still open?), "release" or "commit".
+	Stage string
+	// Code is an SQLSTATE; "ended", if an error without one says that a session has ended; "no
+	// transaction", if the work has ended it; or "".
+	Code string
+	// Session is the guard's own: "open", "closed" or "unknown".
+	Session string
+	// Of is "names", "rows" (of a table alone) or "adopted".
+	Of string
+	// IsInner: it is a savepoint. IsLost: a lease of it is lost.
+	IsInner, IsLost bool
+}
+
+// guardFailed returns what follows from an error in a guarded transaction: Error, InDoubt, Last,
+// Suspect and Again. Error is "" if the error remains the driver's or the work's own.
+func guardFailed(f guardFailure) (e effect) {
+	hasEnded, isClosed := endsSession(f.Code), f.Session == "closed"
+	switch f.Stage {
+	case "open":
+		// Without a connection no transaction has begun.
+		hasEnded = isClosed
+	case "work":
+		// The work may use other connections, whose end is not the end of this one.
+		hasEnded = hasEnded && (f.Session != "open" || !hasAnyPrefix(f.Code, "ended", "08"))
+	default:
+		hasEnded = hasEnded || isClosed
+	}
+	isCommit, isNoTransaction := f.Stage == "commit", f.Code == "no transaction"
+	switch {
+	case hasEnded:
+		// With 25P03 and 25P04 the server has ended an idle transaction before it read the commit.
+		e.InDoubt = isCommit && !f.IsInner && !hasAnyPrefix(f.Code, "25P03", "25P04")
+		if e.Error = TransactionLost; f.IsLost {
+			e.Error = LeaseLost
+		}
+	case isNoTransaction, f.Code == "25P02" && hasAnyPrefix(f.Stage, "check", "release", "commit"):
+		e.Error, e.InDoubt = TransactionLost, isNoTransaction
+	case f.Of == "adopted" && f.Stage == "begin" && hasAnyPrefix(f.Code, "22004", "PF004"):
+		// 22004: lease_adopt has returned NULL, as a transaction guards an older number. PF004:
+		// another holder has adopted this number.
+		e.Error = LeaseTaken
+	case hasAnyPrefix(f.Stage, "begin", "release"):
+		e.Error = errorType(f.Code, f.Of == "rows")
+	case hasAnyPrefix(f.Code, "PF"):
+		// An error of the work: deferred triggers and constraints run at the commit.
+		e.Error = Refused
+	}
+	if e.Last = "rolled back"; e.InDoubt && isCommit {
+		e.Last = "in doubt"
+	}
+	// The next renewal, which is due at once, shows whether the leases are lost.
+	e.Suspect = f.Of != "adopted" && hasAnyPrefix(f.Code, "PF001", "PF004")
+	// After a failover a token is valid only after a renewal: the guard begins once more.
+	e.Again = e.Suspect && f.Stage == "begin" && f.Code == "PF004" && !f.IsInner
+	return e
+}
+
+// errorType returns the kind of an error of one of the client's statements, or "" if it remains the
+// driver's. If the statement is about rows of a table, 3F000 may mean the table's schema.
+func errorType(code string, isOfTable bool) Kind {
+	switch {
+	case code == "42883", code == "3F000" && !isOfTable:
+		return NotInstalled
+	case code == "42501":
+		return NotGranted
+	case hasAnyPrefix(code, "PF", "22", "55", "0A", "53") && code != "55P03":
+		return Refused
+	}
+	return ""
 }
 
 // window returns the part of a span that the client trusts: the server counts it by another clock.
@@ -1344,19 +1452,23 @@ func isTransient(code string) bool {
 
 func isLockError(code string) bool { return hasAnyPrefix(code, "55P03") || isConflict(code) }
 
+// endsSession reports whether a session has ended: idle in transaction, transaction_timeout,
+// terminated, crashed, starting, idle, and the class of connection errors.
+func endsSession(code string) bool {
+	return hasAnyPrefix(code,
+		"ended", "08", "25P03", "25P04", "57P01", "57P02", "57P03", "57P05")
+}
+
 func notGranted(code string, isOpening bool) effect {
-	kinds := map[string]string{
-		"42501": "NotGranted", "42883": "NotInstalled", "3F000": "NotInstalled",
-	}
-	e := effect{Error: cmp.Or(kinds[code], "Refused")}
-	// The codes in lower case are the client's own.
-	if len(code) == 5 && strings.ToUpper(code) == code {
-		e.SQLState = code
-	}
+	e := effect{Error: cmp.Or(errorType(code, false), Refused)}
 	if isOpening {
-		e.Error = "NoConnection"
+		e.Error = NoConnection
 	} else if isConnectionError(code) || leavesDoubt(code) {
-		e.Error = "NoAnswer"
+		e.Error = NoAnswer
+	}
+	// The codes in lower case are the client's own.
+	if strings.ToUpper(code) == code {
+		e.SQLState = code
 	}
 	return e
 }

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"regexp"
 	"runtime"
 	"strconv"
 	"strings"
@@ -118,12 +119,15 @@ func matches(actual, expected map[string]any) bool {
 
 // expand replaces the shorthands: {"prefix": p, "count": n} in a list of names, and {"each": row,
 // "count": n} in a list of rows. It removes the underscores from the keys of objects, which then
-// are the names of Go's fields in lower case.
+// are the names of Go's fields in lower case, and makes a Kind of an error's type.
 func expand(value any) any {
 	switch value := value.(type) {
 	case map[string]any:
 		object := map[string]any{}
 		for key, field := range value {
+			if name, isText := field.(string); isText && (key == "error" || key == "code") {
+				field = kindOf(name)
+			}
 			object[strings.ReplaceAll(key, "_", "")] = expand(field)
 		}
 		return object
@@ -147,6 +151,17 @@ func expand(value any) any {
 		return all
 	}
 	return value
+}
+
+var wordEnd = regexp.MustCompile("([a-z])([A-Z])")
+
+// kindOf returns the Kind of a type as the vectors name it. An SQLSTATE has no lower-case letters,
+// and the client's own codes have no others.
+func kindOf(name string) string {
+	if name == strings.ToUpper(name) {
+		return name
+	}
+	return strings.ToLower(wordEnd.ReplaceAllString(name, "$1 $2"))
 }
 
 func text(value any) string {
@@ -179,13 +194,19 @@ type inputArgs struct {
 	Broken            bool
 	Rows              []any
 	Taken             *taken
-	What, Cause       string
+	What              string
+	Error             Kind
 	Lost              bool
 }
 
 func input(t *testing.T, s *leaseStates, lead *leadState, now int64, what string, in any) []effect {
 	var args inputArgs
-	if err := json.Unmarshal([]byte(text(expand(in))), &args); err != nil {
+	var decoded any = &args
+	failure := guardFailure{Session: "open", Of: "names"}
+	if what == "guard_failed" {
+		decoded = &failure
+	}
+	if err := json.Unmarshal([]byte(text(expand(in))), decoded); err != nil {
 		t.Fatal(what, err)
 	}
 	if args.Call > s.lastCall {
@@ -213,17 +234,21 @@ func input(t *testing.T, s *leaseStates, lead *leadState, now int64, what string
 		"tick":             func() {},
 	}[what]
 	leadInputs := map[string]func() []effect{
-		"start":       func() []effect { lead.ttl = args.TTL; return lead.start() },
-		"granted":     func() []effect { return lead.granted(now) },
-		"work done":   lead.workDone,
-		"work failed": func() []effect { return lead.failed(now, args.Cause, args.Lost) },
-		"not granted": func() []effect { return lead.failed(now, args.Cause, false) },
+		"start":     func() []effect { lead.ttl = args.TTL; return lead.start() },
+		"granted":   func() []effect { return lead.granted(now) },
+		"work done": lead.workDone,
+		"work failed": func() []effect {
+			return lead.workFailed(now, args.Error, args.Code, args.Lost)
+		},
+		"not granted": func() []effect { return lead.notGranted(now, args.Error, args.Code) },
 		"stop":        lead.stop,
 		"tick":        func() []effect { return lead.tick(now) },
 	}[args.What]
 	switch {
 	case what == "nothing":
 		return nil
+	case what == "guard_failed":
+		return []effect{guardFailed(failure)}
 	case what == "lead":
 		return leadInputs()
 	}
@@ -234,7 +259,7 @@ func input(t *testing.T, s *leaseStates, lead *leadState, now int64, what string
 func checked(s *leaseStates, key string) effect {
 	e := effect{Reply: key}
 	if l := s.lease(key); l == nil || !l.isHeld() {
-		e.Error, e.Reason = "LeaseLost", ReasonReleased
+		e.Error, e.Reason = LeaseLost, ReasonReleased
 		if l != nil && l.state == lost {
 			e.Reason, e.Advice = l.reason, l.advice
 		}

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"slices"
 	"strconv"
 	"sync"
@@ -40,82 +41,95 @@ type (
 type transaction struct {
 	isInner bool
 	role    string
+	// conn is the connection of pgx. It is nil for database/sql, which may use the connection in a
+	// goroutine of its own.
+	conn *pgx.Conn
 	// socket is the connection, to be cut at a loss, or nil if the driver does not show it.
 	socket *pgconn.PgConn
 	work   func(context.Context) error
 	text   func(context.Context, statement) (*string, error)
 	// verify returns an error if the transaction has failed or ended, and the work has hidden that.
+	// If the work has ended it, that is pgx.ErrTxClosed.
 	verify, commit, rollback func(context.Context) error
-	// isBroken reports, after the given error, whether the session has ended.
-	isBroken func(error) bool
 	// end returns the connection to its pool, if it has one.
 	end func()
+}
+
+// session returns whether the session is open, as guardFailed takes it.
+func (t *transaction) session() string {
+	switch {
+	case t.conn == nil:
+		return "unknown"
+	case t.conn.IsClosed():
+		return "closed"
+	}
+	return "open"
 }
 
 var errInTransaction = errors.New("pgfence: the connection is in a transaction already: " +
 	"guard its pgx.Tx or *sql.Tx, by a savepoint")
 
-// beginFunc begins a transaction.
-type beginFunc func(context.Context) (*transaction, error)
+// beginFunc begins a transaction. After an error it has set end, and conn if it has one.
+type beginFunc func(context.Context, *transaction) error
 
 func beginPgx(from Pgx, work PgxWork) beginFunc {
-	return func(ctx context.Context) (*transaction, error) {
-		source, end := from, func() {}
+	return func(ctx context.Context, t *transaction) error {
+		source := from
 		switch pool := from.(type) {
 		case *pgxpool.Pool:
 			pooled, err := pool.Acquire(ctx)
 			if err != nil {
-				return nil, err
+				return err
 			}
-			source, end = pooled.Conn(), pooled.Release
+			source, t.end = pooled.Conn(), pooled.Release
 		case *pgxpool.Conn:
 			source = pool.Conn()
 		}
-		if conn, ok := source.(*pgx.Conn); ok && !conn.IsClosed() && conn.PgConn().TxStatus() != 'I' {
-			end()
-			return nil, errInTransaction
+		switch source := source.(type) {
+		case *pgx.Conn:
+			if t.conn = source; !source.IsClosed() && source.PgConn().TxStatus() != 'I' {
+				return errInTransaction
+			}
+		case pgx.Tx:
+			t.conn, t.isInner = source.Conn(), true
 		}
 		tx, err := source.Begin(ctx)
 		if err != nil {
-			end()
-			return nil, err
+			return err
 		}
 		conn := tx.Conn().PgConn()
-		_, isInner := source.(pgx.Tx)
-		return &transaction{
-			isInner: isInner, role: conn.ParameterStatus("session_authorization"), socket: conn,
-			work: func(ctx context.Context) error { return work(ctx, tx) },
-			text: func(ctx context.Context, s statement) (text *string, err error) {
-				args := append([]any{pgx.QueryExecModeExec}, s.args...)
-				err = tx.QueryRow(ctx, s.sql, args...).Scan(&text)
-				return text, err
-			},
-			verify: func(context.Context) error {
-				switch {
-				case conn.IsClosed():
-					return newError(TransactionLost, nil, "the session has ended under the transaction")
-				case conn.IsBusy():
-					return errors.New("pgfence: the work has not closed its rows")
-				case conn.TxStatus() == 'E':
-					return statementFailed(nil)
-				case conn.TxStatus() == 'I':
-					return endedByWork()
-				}
-				return nil
-			},
-			commit: tx.Commit, rollback: tx.Rollback, end: end,
-			isBroken: func(error) bool { return conn.IsClosed() },
-		}, nil
+		t.conn, t.socket, t.role = tx.Conn(), conn, conn.ParameterStatus("session_authorization")
+		t.work = func(ctx context.Context) error { return work(ctx, tx) }
+		t.text = func(ctx context.Context, s statement) (text *string, err error) {
+			args := append([]any{pgx.QueryExecModeExec}, s.args...)
+			err = tx.QueryRow(ctx, s.sql, args...).Scan(&text)
+			return text, err
+		}
+		t.verify = func(context.Context) error {
+			switch {
+			case conn.IsClosed():
+				return net.ErrClosed
+			case conn.IsBusy():
+				return errors.New("pgfence: the work has not closed its rows")
+			case conn.TxStatus() == 'E':
+				return pgx.ErrTxCommitRollback
+			case conn.TxStatus() == 'I':
+				return pgx.ErrTxClosed
+			}
+			return nil
+		}
+		t.commit, t.rollback = tx.Commit, tx.Rollback
+		return nil
 	}
 }
 
 func beginSQL(from SQL, work SQLWork) beginFunc {
-	return func(ctx context.Context) (_ *transaction, err error) {
-		source, t := from, &transaction{isBroken: sessionEnded, end: func() {}}
+	return func(ctx context.Context, t *transaction) (err error) {
+		source := from
 		if pool, ok := from.(*sql.DB); ok {
 			conn, err := pool.Conn(ctx)
 			if err != nil {
-				return nil, err
+				return err
 			}
 			source, t.end = conn, func() { _ = conn.Close() }
 		}
@@ -128,8 +142,7 @@ func beginSQL(from SQL, work SQLWork) beginFunc {
 			})
 		}
 		if t.socket != nil && !t.socket.IsClosed() && t.socket.TxStatus() != 'I' {
-			t.end()
-			return nil, errInTransaction
+			return errInTransaction
 		}
 		tx, isInner := source.(*sql.Tx)
 		beginner, canBegin := source.(interface {
@@ -157,10 +170,6 @@ func beginSQL(from SQL, work SQLWork) beginFunc {
 			err = fmt.Errorf("pgfence: %T begins no transactions: "+
 				"this takes an *sql.DB, *sql.Conn or *sql.Tx", from)
 		}
-		if err != nil {
-			t.end()
-			return nil, err
-		}
 		t.isInner, t.work = isInner, func(ctx context.Context) error { return work(ctx, tx) }
 		t.text = func(ctx context.Context, s statement) (text *string, err error) {
 			err = tx.QueryRowContext(ctx, s.sql, s.args...).Scan(&text)
@@ -172,11 +181,11 @@ func beginSQL(from SQL, work SQLWork) beginFunc {
 				sql: "SELECT nullif(current_setting('pg_fence.token', true), '')",
 			})
 			if errors.Is(err, sql.ErrTxDone) && ctx.Err() == nil || err == nil && token == nil {
-				return endedByWork()
+				return pgx.ErrTxClosed
 			}
 			return err
 		}
-		return t, nil
+		return err
 	}
 }
 
@@ -256,18 +265,10 @@ type guard struct {
 	releases   bool
 	// lockedRows are the row leases whose rows the guard has written.
 	lockedRows Leases
-	stage      stage
+	// stage is the stage as guardFailed takes it, and isWorkDone is true after the work.
+	stage      string
+	isWorkDone bool
 }
-
-// stage is how far a guard has come.
-type stage int
-
-const (
-	beginning stage = iota
-	working
-	ending
-	committing
-)
 
 func (g *guard) run(last []Last) error {
 	g.releases = slices.Contains(last, Releasing)
@@ -278,14 +279,12 @@ func (g *guard) run(last []Last) error {
 		// Each fence counts its keys, so this key may belong to another lease here.
 		return errors.New("pgfence: a lease of another fence")
 	}
-	isInner, err := g.runOnce()
-	if g.stage == beginning && sqlStateOf(err) == "PF004" && !isInner && len(g.leases) > 0 {
-		// After a failover the server takes no token until its holder has renewed the lease.
+	failure, err := g.runOnce()
+	if failure.Again {
 		g.h.renew(g.ctx, g.leases)
-		_, err = g.runOnce()
+		failure, err = g.runOnce()
 	}
-	if hasAnyPrefix(sqlStateOf(err), "PF001", "PF004") {
-		// The next renewal shows whether the leases are lost.
+	if failure.Suspect {
 		g.h.suspect(g.leases)
 	}
 	return err
@@ -311,23 +310,23 @@ func (g *guard) check(leases Leases) (err error) {
 	return err
 }
 
-func (g *guard) runOnce() (isInner bool, err error) {
+func (g *guard) runOnce() (failure effect, err error) {
 	checked := g.leasesToCheck()
 	if err := cmp.Or(g.ctx.Err(), g.check(checked)); err != nil {
-		return false, err
+		return effect{}, err
 	}
 	until, leave := untilLoss(g.ctx, checked)
 	defer leave()
-	g.stage, g.until = beginning, until
-	t, err := g.open(until)
-	if err != nil {
-		return false, g.typedError(err, false, "")
+	g.stage, g.until = "open", until
+	t := &transaction{end: func() {}}
+	defer func() { t.end() }()
+	if err := g.open(until, t); err != nil {
+		return g.failed(t, err)
 	}
-	defer t.end()
-	result, isDone := "rolled back", false
+	last, isDone := "rolled back", false
 	defer func() {
-		if g.stage >= ending && g.releases {
-			g.h.lastTransaction(g.leases, result)
+		if g.isWorkDone && g.releases {
+			g.h.lastTransaction(g.leases, last)
 		}
 		for _, l := range g.lockedRows {
 			g.h.input(0, func() { g.h.states.rowUnlocked(l.key) })
@@ -351,23 +350,20 @@ func (g *guard) runOnce() (isInner bool, err error) {
 			_ = t.rollback(ctx)
 		}
 	}()
-	err = g.runStages(t, checked)
-	switch {
-	case err == nil && t.isInner:
-		result, isDone = "inner", true
-	case err == nil:
-		result, isDone = "committed", true
+	switch err = g.runStages(t, checked); {
+	case err != nil:
+		failure, err = g.failed(t, err)
+		last = failure.Last
+	case t.isInner:
+		last, isDone = "inner", true
 	default:
-		err = g.typedError(err, t.isBroken(err), t.role)
-		var fenceErr *Error
-		if errors.As(err, &fenceErr) && fenceErr.InDoubt {
-			result = "in doubt"
-		}
+		last, isDone = "committed", true
 	}
-	return t.isInner, err
+	return failure, err
 }
 
 func (g *guard) runStages(t *transaction, checked Leases) error {
+	g.stage = "begin"
 	guard := g.h.schema.guard
 	if len(g.leases) == 0 {
 		guard = g.h.schema.guardAdopted
@@ -378,11 +374,11 @@ func (g *guard) runStages(t *transaction, checked Leases) error {
 	if err := g.check(checked); err != nil {
 		return err
 	}
-	g.stage = working
+	g.stage = "work"
 	if err := t.work(g.until); err != nil {
 		return err
 	}
-	g.stage = ending
+	g.stage, g.isWorkDone = "check", true
 	if g.releases {
 		// The heartbeat does not renew leases that are about to be released.
 		g.h.lastTransaction(g.leases, "begins")
@@ -391,11 +387,12 @@ func (g *guard) runStages(t *transaction, checked Leases) error {
 		return err
 	}
 	if g.releases {
+		g.stage = "release"
 		if err := g.sendEach(t, g.h.schema.guardedRowRelease, g.h.schema.guardedRelease); err != nil {
 			return err
 		}
 	}
-	g.stage = committing
+	g.stage = "commit"
 	return t.commit(g.until)
 }
 
@@ -418,7 +415,7 @@ func (g *guard) sendEach(
 			g.h.suspect(Leases{l})
 			return newLeaseLost(ReasonGone, "", l.names...)
 		}
-		if g.stage == beginning {
+		if g.stage == "begin" {
 			g.lockedRows = append(g.lockedRows, l)
 			g.h.input(0, func() { g.h.states.rowLocked(l.key) })
 		}
@@ -449,51 +446,65 @@ func (g *guard) pairs(leases Leases) string {
 	return string(text)
 }
 
-// typedError returns the [Error] for an error in the transaction; isBroken, if the error has ended the
-// session. After the error of a commit the transaction may have committed all the same.
-func (g *guard) typedError(err error, isBroken bool, role string) error {
-	state, ctxErr := sqlStateOf(err), g.ctx.Err()
-	// With the first two codes the server has ended an idle transaction before it read the commit;
-	// with the third one it has canceled the commit.
-	inDoubt := g.stage == committing && !hasAnyPrefix(state, "25P03", "25P04", "57014")
-	loss := errors.Join(g.check(g.leasesToCheck()), context.Cause(g.until))
-	var fenceErr *Error
-	switch {
-	case errors.As(err, &fenceErr):
-	case errors.Is(err, pgx.ErrTxCommitRollback), g.stage > working && state == "25P02":
-		return statementFailed(err)
-	case g.stage > working && errors.Is(err, pgx.ErrTxClosed):
-		// The state of the connection does not show the end of a savepoint.
-		return endedByWork()
-	case (isBroken || isInterrupted(err)) && errors.As(loss, &fenceErr):
-		lossErr := *fenceErr
-		lossErr.cause, lossErr.InDoubt = err, inDoubt
-		return &lossErr
-	case inDoubt && (isBroken || isInterrupted(err)),
-		isBroken && ctxErr == nil && !isContextError(err):
-		// A context error that is not the caller's comes from a context of the work: see below.
-		cause := errors.Join(ctxErr, err)
-		const message = "the session has ended under the transaction: %v"
-		fenceErr = newError(TransactionLost, cause, message, err)
-		fenceErr.InDoubt = inDoubt
-		return fenceErr
-	case isBroken || isInterrupted(err):
-		if ctxErr != nil && !errors.Is(err, ctxErr) {
-			return fmt.Errorf("%w: %w", ctxErr, err)
-		}
-	case g.stage == beginning && len(g.leases) == 0 && hasAnyPrefix(state, "22004", "PF004"):
-		// 22004: lease_adopt has returned NULL, as a transaction guards an older number. PF004:
-		// another holder has adopted this number.
-		holder, _ := newRefused(err, state).Detail["holder"].(string)
-		return newLeaseTaken(holder, 0, "", err, g.names...)
-	default:
-		// Deferred triggers and constraints of the program run at the commit.
-		isFromWork := g.stage == working || g.stage == committing
-		isName := func(l *Lease) bool { return l.tableJSON == "" }
-		isOfTable := len(g.leases) > 0 && !slices.ContainsFunc(g.leases, isName)
-		return classify(err, isFromWork, isOfTable, role)
+// failed returns what follows from an error in the transaction, and the error to return. An [Error]
+// remains as it is, such as one of a guard in the work.
+func (g *guard) failed(t *transaction, err error) (effect, error) {
+	var fenceErr, loss *Error
+	isLost := errors.As(errors.Join(g.check(g.leasesToCheck()), context.Cause(g.until)), &loss)
+	f := guardFailure{
+		Stage: g.stage, Code: codeOf(err), Session: t.session(), Of: "names",
+		IsInner: t.isInner, IsLost: isLost,
 	}
-	return err
+	isName := func(l *Lease) bool { return l.tableJSON == "" }
+	if len(g.leases) == 0 {
+		f.Of = "adopted"
+	} else if !slices.ContainsFunc(g.leases, isName) {
+		f.Of = "rows"
+	}
+	ctxErr := g.ctx.Err()
+	switch {
+	case errors.Is(err, pgx.ErrTxCommitRollback):
+		f.Code = "25P02"
+	case g.isWorkDone && errors.Is(err, pgx.ErrTxClosed):
+		f.Code = "no transaction"
+	case isInterrupted(err) && (isLost || ctxErr != nil):
+		// Where a context ends during a statement, the session ends, or its transaction does. If the
+		// server has canceled the statement, it has committed nothing, as after a timeout.
+		if f.Session = "closed"; f.Code == "57014" {
+			f.Code = "25P03"
+		} else {
+			f.Code = "ended"
+		}
+	}
+	failure := guardFailed(f)
+	switch kind := failure.Error; {
+	case errors.As(err, &fenceErr):
+		return failure, err
+	case kind == TransactionLost && ctxErr != nil && !failure.InDoubt:
+		if !errors.Is(err, ctxErr) {
+			err = fmt.Errorf("%w: %w", ctxErr, err)
+		}
+		return failure, err
+	case kind == LeaseLost:
+		lossErr := *loss
+		fenceErr, lossErr.cause = &lossErr, err
+	case kind == TransactionLost:
+		message := "the session has ended under the transaction: " + err.Error()
+		switch f.Code {
+		case "25P02":
+			message = "a statement of the transaction has failed, and all of it is rolled back"
+		case "no transaction":
+			message = "the work has ended the transaction itself: what it did after that was not guarded"
+		}
+		fenceErr = newError(kind, errors.Join(ctxErr, err), "%s", message)
+	case kind == LeaseTaken:
+		holder, _ := newRefused(err).Detail["holder"].(string)
+		fenceErr = newLeaseTaken(holder, 0, "", err, g.names...)
+	default:
+		return failure, typed(err, kind, f.Of == "rows", t.role)
+	}
+	fenceErr.InDoubt = failure.InDoubt
+	return failure, fenceErr
 }
 
 // untilLoss returns a context that ends with ctx, at a loss, or when leave is called.
