@@ -366,6 +366,22 @@ func TestAGuardOfPgxSaysWhatItsWorkHasDone(t *testing.T) {
 		return errorOf(tx.Query(ctx, "SELECT generate_series(1, 100000)"))
 	})
 	p.equal(p.isError(err, err, "not closed its rows") == nil, true)
+	conn = must(pgx.Connect(background, url))
+	failed := &pgconn.PgError{Code: "08006"}
+	fails := func(context.Context, pgx.Tx) error { return failed }
+	err = lease.Guard(background, conn, fails)
+	p.equal(p.isError(err, failed) == nil, true)
+	ends := func(_ context.Context, tx pgx.Tx) error {
+		p.sql(fmt.Sprintf("SELECT pg_terminate_backend(%d, 5000)", tx.Conn().PgConn().PID()))
+		return nil
+	}
+	tx = must(conn.Begin(background))
+	err = lease.Guard(background, tx, ends) // a savepoint ends with its transaction
+	p.equal(p.isError(err, pgfence.TransactionLost, "session has ended").InDoubt, false)
+	p.isError(lease.Guard(background, conn, fails), pgfence.TransactionLost, "session has ended")
+	conn = must(pgx.Connect(background, url))
+	err = lease.Guard(background, conn, ends)
+	p.equal(p.isError(err, pgfence.TransactionLost, "session has ended").InDoubt, true)
 }
 
 func TestAGuardOfSeveralIsBrokenOffByEach(t *testing.T) {
