@@ -143,12 +143,8 @@ func (a *acquire) replyError(e effect) error {
 	case e.Error == NoAnswer:
 		return a.withoutAnswer(NoAnswer, e.InDoubt, "the server has not answered in time")
 	}
-	code, isOfTable := sqlStateOf(a.cause), a.tableJSON != ""
-	kind := errorType(code, isOfTable)
-	if kind == "" && code != "" {
-		kind = Refused
-	}
-	return typed(a.cause, kind, isOfTable, a.role)
+	isOfTable := a.tableJSON != ""
+	return typed(a.cause, errorType(sqlStateOf(a.cause), isOfTable), isOfTable, a.role)
 }
 
 // withoutAnswer returns an error that does not wrap the end of a context: a caller would take it

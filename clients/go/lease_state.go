@@ -1363,7 +1363,7 @@ func guardFailed(f guardFailure) (e effect) {
 	// The next renewal, which is due at once, shows whether the leases are lost.
 	e.Suspect = f.Of != "adopted" && hasAnyPrefix(f.Code, "PF001", "PF004")
 	// After a failover a token is valid only after a renewal: the guard begins once more.
-	e.Again = e.Suspect && f.Stage == "begin" && f.Code == "PF004" && !f.IsInner
+	e.Again = e.Error == Refused && f.Stage == "begin" && f.Code == "PF004" && !f.IsInner
 	return e
 }
 

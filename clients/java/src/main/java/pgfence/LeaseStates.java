@@ -1396,7 +1396,8 @@ final class LeaseStates {
         String last = inDoubt && stage == Stage.COMMIT ? "in doubt" : "rolled back";
         boolean isSuspect = !of.equals("adopted") && code.matches("PF00[14]");
         // After a failover a token is valid only after a renewal.
-        boolean again = isSuspect && stage == Stage.BEGIN && code.equals("PF004") && !isInner;
+        boolean isRefused = error.equals("Refused") && code.equals("PF004");
+        boolean again = isRefused && stage == Stage.BEGIN && !isInner;
         return new GuardFailure(error, inDoubt, last, isSuspect, again);
     }
 
