@@ -1,13 +1,18 @@
 //! The errors of the client as types, and how to find them in an error of a driver or a pool.
 
-use crate::lease_state::{Denial, Options, is_one_of, is_transient};
+use crate::lease_state::{
+    Denial, ErrorType, GuardStage, GuardedBy, Options, Session, guard_failed,
+};
 use crate::statements::span;
 use serde_json::{Map, Value};
+#[cfg(feature = "sqlx")]
+use sqlx::postgres::{PgDatabaseError, PgSeverity};
 use std::error::Error as StdError;
 use std::fmt::{self, Display, Formatter};
 use std::iter::successors;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio_postgres::error::{DbError, Severity};
 
 /// An error of pg_fence, its client, or the driver.
 #[derive(Debug, Clone)]
@@ -125,10 +130,6 @@ impl Error {
         }
     }
 
-    pub(crate) fn has_state(&self, state: &str) -> bool {
-        self.sqlstate().as_deref() == Some(state)
-    }
-
     /// Returns the code of a failed opening: the SQLSTATE; `connect`, if another try may open the
     /// connection; or `misconfigured`, if the program's function has failed by itself.
     pub(crate) fn opening_code(&self) -> String {
@@ -147,24 +148,38 @@ impl Error {
         matches!(self, Error::Other(_)) && !chain(self).any(is_known)
     }
 
-    /// Returns the type of an error of the client's own statements. `role` has sent the statement,
+    /// Returns this error of a server as an error of the given type. `role` has sent the statement,
     /// and `table` is the table of a row lease.
-    pub(crate) fn of_call(self, role: &str, table: Option<&str>) -> Error {
-        let Some(refused) = server_error(&self) else { return self };
-        let role = if role.is_empty() { "…" } else { role }.to_owned();
-        match (&*refused.sqlstate, table) {
-            ("42883", _) | ("3F000", None) => Error::NotInstalled(refused.message),
-            ("42501", None) => Error::NotGranted { role, message: refused.message },
-            ("42501", Some(table)) => {
-                let message = format!("rows of {table} {NEED_RIGHTS}: {}", refused.message);
+    pub(crate) fn typed(self, kind: Option<ErrorType>, role: &str, table: Option<&str>) -> Error {
+        let (Some(kind), Some(refused)) = (kind, server_error(&self)) else { return self };
+        match kind {
+            ErrorType::NotInstalled => Error::NotInstalled(refused.message),
+            ErrorType::NotGranted => {
+                let role = if role.is_empty() { "…" } else { role }.to_owned();
+                let message = match table {
+                    Some(table) => format!("rows of {table} {NEED_RIGHTS}: {}", refused.message),
+                    None => refused.message,
+                };
                 Error::NotGranted { role, message }
             }
-            ("55P03", _) => self,
-            (state, _) if is_one_of(&["PF", "22", "55", "0A", "53"], state) => {
-                Error::Refused(refused)
-            }
-            _ => self,
+            _ => Error::Refused(refused),
         }
+    }
+
+    /// Returns the error of a transaction that an error with this code has ended.
+    pub(crate) fn transaction_lost(
+        error: &(dyn StdError + 'static),
+        code: &str,
+        in_doubt: bool,
+    ) -> Error {
+        let refused = server_error(error);
+        let message = match (code, &refused) {
+            ("25P02", _) => HAS_FAILED.to_owned(),
+            ("no transaction", _) => HAS_ENDED.to_owned(),
+            (_, Some(refused)) => refused.message.clone(),
+            (_, None) => error.to_string(),
+        };
+        Error::TransactionLost { message, sqlstate: refused.map(|one| one.sqlstate), in_doubt }
     }
 
     /// The error of a lease that was lost or released.
@@ -198,45 +213,18 @@ impl Error {
             }
             Denial::Closed => Error::Closed,
             Denial::GivenUp => Error::Invalid("nobody waits for the lease any more"),
-            Denial::NoConnection => match cause {
+            Denial::Failed(ErrorType::NoConnection) => match cause {
                 Some(error @ Error::NoConnection(..)) => error,
                 Some(own) if own.is_own() => own,
                 _ => Error::NoConnection(message("no connection to the server"), sqlstate),
             },
-            Denial::NoAnswer => {
+            Denial::Failed(ErrorType::NoAnswer) => {
                 let message = message("the server did not answer in time");
                 Error::NoAnswer { message, sqlstate, in_doubt }
             }
-            Denial::NotGranted | Denial::NotInstalled | Denial::Refused => {
+            Denial::Failed(_) => {
                 cause.unwrap_or(Error::Invalid("the server returned an unexpected result"))
             }
-        }
-    }
-
-    /// Returns the specification's name of an error after which a leader may go on, or `own` for an
-    /// error of the work's own.
-    pub(crate) fn cause(error: &(dyn StdError + 'static), is_of_acquire: bool) -> &'static str {
-        let typed = classify(error);
-        let typed = typed.as_ref().or_else(|| error.downcast_ref::<Error>());
-        let state = typed.and_then(Error::sqlstate);
-        let state = state.or_else(|| Some(server_error(error)?.sqlstate)).unwrap_or_default();
-        match typed {
-            Some(Error::LeaseTaken { .. }) => "LeaseTaken",
-            Some(Error::TransactionLost { .. }) => "TransactionLost",
-            Some(Error::NoAnswer { .. }) => "NoAnswer",
-            Some(Error::LeaseLost { .. }) => "LeaseLost",
-            // The server refuses the token. The next renewal decides if the lease is lost.
-            _ if state == "PF001" || state == "PF004" => "LeaseLost",
-            _ if is_of_acquire && is_transient(&state) => "transient",
-            // Any other SQLSTATE of an opening is permanent.
-            Some(Error::NoConnection(..))
-                if matches!(state.get(..2), None | Some("08" | "53" | "57")) =>
-            {
-                "NoConnection"
-            }
-            // The server has no connection left for the work.
-            _ if state == "53300" => "ConnectionLost",
-            _ => "own",
         }
     }
 }
@@ -244,34 +232,60 @@ impl Error {
 /// Finds the typed error in an error that the driver, a pool or the work returned, also if it is a
 /// cause of that error. Returns None if the error does not come from pg_fence or a lost session.
 pub fn classify(error: &(dyn StdError + 'static)) -> Option<Error> {
-    let mut typed = chain(error).filter_map(|cause| cause.downcast_ref::<Error>());
-    if let Some(typed) = typed.find(|typed| !matches!(typed, Error::Other(_))) {
+    if let Some(typed) = typed_in(error) {
         return Some(typed.clone());
     }
-    let lost = |message, sqlstate| Error::TransactionLost { message, sqlstate, in_doubt: false };
-    let Some(refused) = server_error(error) else {
-        return chain(error).any(is_broken).then(|| lost(error.to_string(), None));
-    };
-    match &*refused.sqlstate {
-        state if is_one_of(&["PF"], state) => Some(Error::Refused(refused)),
-        state
-            if is_one_of(&["08", "25P03", "25P04", "57P01", "57P02", "57P03", "57P05"], state) =>
-        {
-            Some(lost(refused.message, Some(refused.sqlstate)))
-        }
+    let (code, of) = (code_of(error), GuardedBy::Names);
+    match guard_failed(GuardStage::Work, &code, Session::Unknown, of, false, false).error? {
+        ErrorType::TransactionLost => Some(Error::transaction_lost(error, &code, false)),
+        _ => server_error(error).map(Error::Refused),
+    }
+}
+
+fn typed_in<'e>(error: &'e (dyn StdError + 'static)) -> Option<&'e Error> {
+    let mut typed = chain(error).filter_map(|cause| cause.downcast_ref::<Error>());
+    typed.find(|typed| !matches!(typed, Error::Other(_)))
+}
+
+/// Returns the type of an error as `LeadState` takes it.
+pub(crate) fn type_of(error: &(dyn StdError + 'static)) -> Option<ErrorType> {
+    match typed_in(error)? {
+        Error::LeaseTaken { .. } => Some(ErrorType::LeaseTaken),
+        Error::LeaseLost { .. } => Some(ErrorType::LeaseLost),
+        Error::TransactionLost { .. } => Some(ErrorType::TransactionLost),
+        Error::NoConnection(..) => Some(ErrorType::NoConnection),
+        Error::NoAnswer { .. } => Some(ErrorType::NoAnswer),
         _ => None,
     }
 }
 
-/// True if the error says that the connection has ended.
-pub(crate) fn is_broken(error: &(dyn StdError + 'static)) -> bool {
+/// Returns the SQLSTATE; without one `ended`, if the error says that a session has ended, or else an
+/// empty text.
+pub(crate) fn code_of(error: &(dyn StdError + 'static)) -> String {
+    let server = || server_error(error).map(|error| error.sqlstate);
+    let state = typed_in(error).map_or_else(server, Error::sqlstate);
+    let has_ended = || chain(error).any(is_broken);
+    state.unwrap_or_else(|| if has_ended() { "ended" } else { "" }.to_owned())
+}
+
+/// Returns what an error of a guard's own call says about the guard's session.
+pub(crate) fn session_of(error: &(dyn StdError + 'static)) -> Session {
+    // After a fatal error the server ends the session.
+    let has_ended = database_error(error).is_some_and(|(_, is_fatal)| is_fatal);
+    if has_ended || chain(error).any(is_broken) { Session::Closed } else { Session::Open }
+}
+
+/// True if the error says that the connection has ended, or that a loss cuts it.
+fn is_broken(error: &(dyn StdError + 'static)) -> bool {
     #[cfg(feature = "sqlx")]
     if let Some(sqlx::Error::Io(_) | sqlx::Error::WorkerCrashed) = error.downcast_ref() {
         return true;
     }
-    error.downcast_ref::<tokio_postgres::Error>().is_some_and(|error| {
-        error.is_closed() || error.source().is_some_and(|cause| cause.is::<std::io::Error>())
-    })
+    let is_loss = matches!(error.downcast_ref(), Some(Error::LeaseLost { .. }));
+    is_loss
+        || error.downcast_ref::<tokio_postgres::Error>().is_some_and(|error| {
+            error.is_closed() || error.source().is_some_and(|cause| cause.is::<std::io::Error>())
+        })
 }
 
 /// Returns an SQLSTATE for an error of the driver after which it can never open the connection. The
@@ -290,7 +304,12 @@ pub(crate) fn refused_by_driver(error: &(dyn StdError + 'static)) -> Option<Stri
 }
 
 /// Finds the error of the server in the errors of either driver.
-fn server_error(error: &(dyn StdError + 'static)) -> Option<Refused> {
+pub(crate) fn server_error(error: &(dyn StdError + 'static)) -> Option<Refused> {
+    database_error(error).map(|(error, _)| error)
+}
+
+/// As `server_error`, with true if the error is fatal.
+fn database_error(error: &(dyn StdError + 'static)) -> Option<(Refused, bool)> {
     let refused =
         |sqlstate: &str, message: &str, hint: Option<&str>, detail: Option<&str>| Refused {
             sqlstate: sqlstate.to_owned(),
@@ -301,17 +320,25 @@ fn server_error(error: &(dyn StdError + 'static)) -> Option<Refused> {
     chain(error).find_map(|one| {
         #[cfg(feature = "sqlx")]
         if let Some(sqlx::Error::Database(one)) = one.downcast_ref() {
-            let one = one.try_downcast_ref::<sqlx::postgres::PgDatabaseError>()?;
-            return Some(refused(one.code(), one.message(), one.hint(), one.detail()));
+            let one = one.try_downcast_ref::<PgDatabaseError>()?;
+            let is_fatal = one.severity() == PgSeverity::Fatal;
+            return Some((refused(one.code(), one.message(), one.hint(), one.detail()), is_fatal));
         }
-        let one = one.downcast_ref::<tokio_postgres::error::DbError>()?;
-        Some(refused(one.code().code(), one.message(), one.hint(), one.detail()))
+        let one = one.downcast_ref::<DbError>()?;
+        // Some poolers have only the text, which a server may write in another language.
+        let is_fatal = one.parsed_severity() == Some(Severity::Fatal) || one.severity() == "FATAL";
+        Some((refused(one.code().code(), one.message(), one.hint(), one.detail()), is_fatal))
     })
 }
 
 /// What to do if the login role changes while a lease is held.
 const OTHER_ROLE: &str = "a lease is used by the role that acquired it, and by its members: where login \
      roles change, let all of them act as one role (options=-c role=…, or SET ROLE)";
+
+const HAS_FAILED: &str = "a statement of the transaction has failed: all of it is rolled back";
+
+const HAS_ENDED: &str =
+    "the work has ended the transaction itself: what it did after that was not guarded";
 
 /// The cause of 42501 for a row lease.
 const NEED_RIGHTS: &str = "need SELECT and UPDATE";

@@ -2,7 +2,7 @@
 
 use crate::clock;
 use crate::connection::{Connected, Opener, Tls, open};
-use crate::errors::Error;
+use crate::errors::{Error, code_of, type_of};
 use crate::heartbeat::{Event, Heartbeat, Held, Setup, now};
 use crate::lease_state::{EventKind, LeadEffect, LeadState, Options};
 use crate::statements::{Names, RowTable, holder_of_process, millis, span, unique_holder};
@@ -144,9 +144,9 @@ impl Fence {
                             Some(lead.granted(now()))
                         }
                         Err(error) => {
-                            let cause = Error::cause(&error, true);
+                            let (kind, code) = (type_of(&error), code_of(&error));
                             outcome = Err(error.into());
-                            Some(lead.not_granted(now(), cause))
+                            Some(lead.not_granted(now(), kind, &code))
                         }
                     },
                     () = stop.cancelled() => lead.stop(),
@@ -162,9 +162,9 @@ impl Fence {
                             Some(lead.work_done())
                         }
                         Err(error) => {
-                            let cause = Error::cause(&*error, false);
+                            let (kind, code) = (type_of(&*error), code_of(&*error));
                             outcome = Err(error);
-                            Some(lead.work_failed(now(), cause, is_lost))
+                            Some(lead.work_failed(now(), kind, &code, is_lost))
                         }
                     }
                 }

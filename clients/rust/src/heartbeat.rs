@@ -7,10 +7,10 @@
 
 use crate::clock;
 use crate::connection::{Connected, Opener};
-use crate::errors::{Error, Reason, is_broken};
+use crate::errors::{Error, Reason, code_of};
 use crate::lease_state::{
     Answer, CHECK_INTERVAL, Call, Effect, EventKind, Id, LONGEST_CALL, LeaseStates, NEVER, Options,
-    SHORTEST_OPENING,
+    SHORTEST_OPENING, error_type,
 };
 use crate::statements::{self, ServerTransaction, millis, span};
 use serde_json::Value;
@@ -494,12 +494,15 @@ impl Heartbeat {
         let answer = match connection.rows(&statement).await {
             Ok(rows) => statements::read(&call, &rows).ok_or(("unreadable".to_owned(), None)),
             Err(error) => {
-                let state = error.code().map(|code| code.code().to_owned());
-                let has_ended = connection.has_ended() || is_broken(&error);
-                let code = if has_ended { "ended" } else { "unreadable" };
+                let code = match code_of(&error) {
+                    code if !code.is_empty() => code,
+                    _ if connection.has_ended() => "ended".to_owned(),
+                    _ => "unreadable".to_owned(),
+                };
                 let table = call.pairs.table.as_ref().map(|table| &*table.name);
-                let error = Error::from(error).of_call(&connection.role, table);
-                Err((state.unwrap_or_else(|| code.to_owned()), Some(error)))
+                let kind = error_type(&code, table.is_some());
+                let error = Error::other(error).typed(kind, &connection.role, table);
+                Err((code, Some(error)))
             }
         };
         (connected, answer)

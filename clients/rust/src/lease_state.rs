@@ -72,7 +72,7 @@ impl Options {
     }
 }
 
-/// The stages of a transaction that releases leases.
+/// The stages of a last transaction, which releases leases.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Stage {
     /// The release statement is sent next.
@@ -170,16 +170,25 @@ pub enum EventKind {
     Interrupted,
 }
 
+/// The types of errors that follow from what a server or a connection has done.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum ErrorType {
+    LeaseLost,
+    LeaseTaken,
+    NoAnswer,
+    NoConnection,
+    NotGranted,
+    NotInstalled,
+    Refused,
+    TransactionLost,
+}
+
 /// Why an acquire got no lease.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Denial {
     LeaseTaken { holder: String, remaining: i64, waits_for: Option<WaitsFor> },
     LeaseLost { reason: Reason, is_other_role: bool },
-    NoConnection,
-    NoAnswer,
-    NotGranted,
-    NotInstalled,
-    Refused,
+    Failed(ErrorType),
     Closed,
     GivenUp,
 }
@@ -705,7 +714,7 @@ impl LeaseStates {
         }
         for id in keys(&self.requests, Request::is_queued) {
             if now >= self.requests[&id].until + QUEUE_TIMEOUT {
-                self.reply(id, Some(Denial::NoConnection), None);
+                self.reply(id, Some(Denial::Failed(ErrorType::NoConnection)), None);
             }
         }
     }
@@ -1091,7 +1100,7 @@ impl LeaseStates {
             let again = if is_portion { sent + PORTION_INTERVAL } else { now + RETRY_INTERVAL };
             request.due_at = again.max(now).min(until);
         } else if own_doubt.is_some() {
-            self.reply(id, Some(Denial::NoAnswer), None);
+            self.reply(id, Some(Denial::Failed(ErrorType::NoAnswer)), None);
         } else {
             let waits_for = match state {
                 "" => None,
@@ -1427,16 +1436,28 @@ impl LeadState {
         LeadEffect::End
     }
 
-    /// A loss of the lease leads to another acquire, whatever the work's error is.
-    pub fn work_failed(&mut self, now: i64, cause: &str, is_lost: bool) -> LeadEffect {
+    /// `error` is the type of the error, if this package has one for it. `code` is its SQLSTATE, or
+    /// `ended` if it says that a session has ended. A loss of the lease leads to another acquire,
+    /// whatever the work's error is.
+    pub fn work_failed(
+        &mut self,
+        now: i64,
+        error: Option<ErrorType>,
+        code: &str,
+        is_lost: bool,
+    ) -> LeadEffect {
+        if !is_lost && cause(error, code, false) == "own" {
+            return LeadEffect::Fail;
+        }
         if now - self.leading_since >= self.ttl.min(60_000) {
             self.failures = 0;
         }
-        if is_lost || retries_after(cause) { self.pause(now) } else { LeadEffect::Fail }
+        self.pause(now)
     }
 
-    pub fn not_granted(&mut self, now: i64, cause: &str) -> LeadEffect {
-        if retries_after(cause) { self.pause(now) } else { LeadEffect::Fail }
+    /// `code` may also be `connect` or `misconfigured`, as for `failed`.
+    pub fn not_granted(&mut self, now: i64, error: Option<ErrorType>, code: &str) -> LeadEffect {
+        if cause(error, code, true) == "own" { LeadEffect::Fail } else { self.pause(now) }
     }
 
     /// Ends at once, unless it leads: then it ends when the work is done.
@@ -1461,11 +1482,128 @@ impl LeadState {
     }
 }
 
-/// True if a leader acquires again after this error.
-fn retries_after(cause: &str) -> bool {
-    let is_of_lease = matches!(cause, "LeaseLost" | "LeaseTaken" | "TransactionLost");
-    let of_server = ["ConnectionLost", "NoAnswer", "NoConnection", "transient"];
-    is_of_lease || of_server.contains(&cause)
+/// Returns why a leader acquires again, or `own` if it does not.
+fn cause(error: Option<ErrorType>, code: &str, is_of_acquire: bool) -> &'static str {
+    match error {
+        Some(ErrorType::LeaseLost) => "LeaseLost",
+        Some(ErrorType::LeaseTaken) => "LeaseTaken",
+        Some(ErrorType::TransactionLost) => "TransactionLost",
+        Some(ErrorType::NoAnswer) => "NoAnswer",
+        // The lease may be lost: the next acquire shows it.
+        _ if matches!(code, "PF001" | "PF004") => "LeaseLost",
+        Some(ErrorType::NoConnection) if code.is_empty() || is_transient(code) => "NoConnection",
+        // 53300: the server has no connection left for the work.
+        _ if ends_session(code) || code == "53300" => "ConnectionLost",
+        _ if is_of_acquire && is_transient(code) => "transient",
+        _ => "own",
+    }
+}
+
+/// Where a guarded transaction has failed.
+#[derive(Clone, Copy, PartialEq)]
+pub enum GuardStage {
+    /// The BEGIN, or the savepoint.
+    Open,
+    /// The guard's statements.
+    Begin,
+    Work,
+    /// Is the transaction still open?
+    Check,
+    Release,
+    Commit,
+}
+
+/// A guard's own session, as the driver shows it.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Session {
+    Open,
+    Closed,
+    Unknown,
+}
+
+/// What guards a transaction.
+#[derive(Clone, Copy, PartialEq)]
+pub enum GuardedBy {
+    Names,
+    /// Rows of a table alone.
+    Rows,
+    Adopted,
+}
+
+/// What follows from an error in a guarded transaction.
+pub struct GuardFailure {
+    /// None if the error remains the driver's or the work's own.
+    pub error: Option<ErrorType>,
+    pub in_doubt: bool,
+    /// The stage of a last transaction.
+    pub last: Stage,
+    /// The next renewal, which is due at once, shows whether the leases are lost.
+    pub suspect: bool,
+    /// After a failover a token is valid only after a renewal: the guard begins once more.
+    pub again: bool,
+}
+
+/// Returns what follows from an error in a guarded transaction. `code` is an SQLSTATE; `ended`, if
+/// an error without one says that a session has ended; `no transaction`, if the work has ended it;
+/// or an empty text. `is_inner`: it is a savepoint. `is_lost`: a lease of it is lost.
+pub fn guard_failed(
+    stage: GuardStage,
+    code: &str,
+    session: Session,
+    of: GuardedBy,
+    is_inner: bool,
+    is_lost: bool,
+) -> GuardFailure {
+    let is_broken = match stage {
+        // Without a connection no transaction has begun.
+        GuardStage::Open => session == Session::Closed,
+        // The work may use other connections, whose end is not the end of this one.
+        GuardStage::Work if session == Session::Open && is_one_of(&["ended", "08"], code) => false,
+        GuardStage::Work => ends_session(code),
+        _ => ends_session(code) || session == Session::Closed,
+    };
+    let is_end = matches!(stage, GuardStage::Check | GuardStage::Release | GuardStage::Commit);
+    let is_own = matches!(stage, GuardStage::Begin | GuardStage::Release);
+    // With 25P03 and 25P04 the server has ended an idle transaction before it read the commit.
+    let is_unknown = stage == GuardStage::Commit && !is_inner && !matches!(code, "25P03" | "25P04");
+    let in_doubt = if is_broken { is_unknown } else { code == "no transaction" };
+    let error = match code {
+        _ if is_broken && is_lost => Some(ErrorType::LeaseLost),
+        _ if is_broken => Some(ErrorType::TransactionLost),
+        "25P02" if is_end => Some(ErrorType::TransactionLost),
+        "no transaction" => Some(ErrorType::TransactionLost),
+        // 22004: lease_adopt has returned NULL, as a transaction guards an older number. PF004:
+        // another holder has adopted this number.
+        "22004" | "PF004" if of == GuardedBy::Adopted && stage == GuardStage::Begin => {
+            Some(ErrorType::LeaseTaken)
+        }
+        _ if is_own => error_type(code, of == GuardedBy::Rows),
+        // An error of the work: deferred triggers and constraints run at the commit.
+        _ => code.starts_with("PF").then_some(ErrorType::Refused),
+    };
+    let suspect = of != GuardedBy::Adopted && matches!(code, "PF001" | "PF004");
+    GuardFailure {
+        error,
+        in_doubt,
+        last: match stage {
+            GuardStage::Commit if in_doubt => Stage::InDoubt,
+            _ => Stage::RolledBack,
+        },
+        suspect,
+        again: suspect && stage == GuardStage::Begin && code == "PF004" && !is_inner,
+    }
+}
+
+/// Returns the type of an error of one of the client's statements, or None if it remains the
+/// driver's. If the statement is about rows of a table, 3F000 may mean the table's schema.
+pub fn error_type(code: &str, is_of_table: bool) -> Option<ErrorType> {
+    match code {
+        "42883" => Some(ErrorType::NotInstalled),
+        "3F000" if !is_of_table => Some(ErrorType::NotInstalled),
+        "42501" => Some(ErrorType::NotGranted),
+        "55P03" => None,
+        _ => is_one_of(&["PF", "22", "55", "0A", "53"], code).then_some(ErrorType::Refused),
+    }
 }
 
 fn pairs<'l>(leases: impl IntoIterator<Item = &'l LeaseState>) -> Pairs {
@@ -1529,7 +1667,7 @@ fn longest_backoff(ttl: i64) -> i64 {
 }
 
 /// True if the SQLSTATE is in the list, or its class is.
-pub fn is_one_of(list: &[&str], sqlstate: &str) -> bool {
+fn is_one_of(list: &[&str], sqlstate: &str) -> bool {
     list.iter().any(|code| sqlstate.starts_with(code))
 }
 
@@ -1540,7 +1678,7 @@ fn is_connection_error(code: &str) -> bool {
 }
 
 /// True if the same statement may succeed later, as on a standby that is promoted.
-pub fn is_transient(code: &str) -> bool {
+fn is_transient(code: &str) -> bool {
     is_one_of(&["25", "40", "53", "55P03", "57", "58"], code) || is_connection_error(code)
 }
 
@@ -1558,14 +1696,19 @@ fn is_lock_error(code: &str) -> bool {
     is_conflict(code) || code == "55P03"
 }
 
+/// True if a session has ended: idle in transaction, transaction_timeout, terminated, crashed,
+/// starting, idle, and the class of connection errors.
+fn ends_session(code: &str) -> bool {
+    let ends = ["ended", "08", "25P03", "25P04", "57P01", "57P02", "57P03", "57P05"];
+    is_one_of(&ends, code)
+}
+
 fn denial(code: &str, is_opening: bool) -> Denial {
-    match code {
-        _ if is_opening => Denial::NoConnection,
-        _ if is_connection_error(code) || leaves_doubt(code) => Denial::NoAnswer,
-        "42501" => Denial::NotGranted,
-        "42883" | "3F000" => Denial::NotInstalled,
-        _ => Denial::Refused,
-    }
+    Denial::Failed(match code {
+        _ if is_opening => ErrorType::NoConnection,
+        _ if is_connection_error(code) || leaves_doubt(code) => ErrorType::NoAnswer,
+        _ => error_type(code, false).unwrap_or(ErrorType::Refused),
+    })
 }
 
 #[cfg(test)]

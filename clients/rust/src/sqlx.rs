@@ -1,7 +1,7 @@
 //! Transactions that are guarded by leases, on connections of sqlx.
 
-use crate::errors::Error;
-use crate::transaction::{Begun, CHECK_TRANSACTION, Counted, Guardable, OpenTransaction, ended};
+use crate::fence::BoxError;
+use crate::transaction::{Begun, CHECK_TRANSACTION, Checked, Counted, Guardable, OpenTransaction};
 use sqlx::postgres::PgConnection;
 use sqlx::{Connection, Executor, Postgres, Transaction};
 
@@ -21,21 +21,20 @@ impl Guardable for PgConnection {
 }
 
 impl OpenTransaction for Transaction<'_, Postgres> {
-    async fn run_sql(&mut self, sql: &'static str) -> Result<(), Error> {
+    async fn run_sql(&mut self, sql: &'static str) -> Result<(), BoxError> {
         self.execute(sql).await?;
         Ok(())
     }
 
-    async fn count(&mut self, sql: &str, pairs: &str) -> Result<Counted, Error> {
+    async fn count(&mut self, sql: &str, pairs: &str) -> Result<Counted, BoxError> {
         let query = sqlx::query_as(sql).bind(pairs).persistent(false);
         Ok(query.fetch_one(&mut **self).await?)
     }
 
-    async fn commit(mut self, is_whole: bool) -> Result<(), Error> {
-        if is_whole {
-            self.run_sql(CHECK_TRANSACTION).await.map_err(ended)?;
-            return Ok(Transaction::commit(self).await?);
+    async fn commit(mut self, is_whole: bool) -> Result<Checked, BoxError> {
+        if is_whole && let Err(error) = self.run_sql(CHECK_TRANSACTION).await {
+            return Ok(Err(error));
         }
-        Transaction::commit(self).await.map_err(|error| ended(error.into()))
+        Ok(Ok(Transaction::commit(self).await?))
     }
 }

@@ -1,9 +1,12 @@
 //! Transactions that are guarded by leases, with any driver.
 
 use crate::connection::Connected;
-use crate::errors::{Error, Reason, Refused};
+use crate::errors::{Error, Reason, code_of, server_error, session_of};
+use crate::fence::BoxError;
 use crate::heartbeat::{Grant, Heartbeat, Held, lock};
-use crate::lease_state::{Id, LeaseStates, Stage};
+use crate::lease_state::{
+    ErrorType, GuardFailure, GuardStage, GuardedBy, Id, LeaseStates, Session, Stage, guard_failed,
+};
 use crate::statements::{ServerTransaction, counted, qualified};
 use serde_json::{Value, json};
 use std::mem;
@@ -34,10 +37,14 @@ pub trait Guardable: Send {
 }
 
 /// A transaction with `true`, or a savepoint with `false`.
-pub type Begun<T> = Result<(T, bool), Error>;
+pub type Begun<T> = Result<(T, bool), BoxError>;
 
-/// Fails with 25P02 in a transaction that has failed, and with 22P02 in any other than the guard's:
-/// the setting is local to the guard's transaction.
+/// The result of [`CHECK_TRANSACTION`].
+pub type Checked = Result<(), BoxError>;
+
+/// Fails with 25P02 in a transaction that has failed, and with 22P02 in any other than the guard's,
+/// because the setting is local to the guard's transaction; with 42704 in a session that has never
+/// had a guard, to which a pooler may have moved the client.
 pub const CHECK_TRANSACTION: &str = "SELECT current_setting('pg_fence.token')::bigint";
 
 /// The function calls of a guard, for each pair `x`.
@@ -51,11 +58,12 @@ const RELEASE_ROW: &str = "(SELECT * FROM lease_release_rows(
 /// The number of results that are not NULL, the server's process, and the transaction's start.
 pub type Counted = (i64, i32, f64);
 
-/// A driver's transaction or savepoint. When it is dropped, it is rolled back.
+/// A driver's transaction or savepoint. When it is dropped, it is rolled back. Its errors are those
+/// of the driver.
 #[doc(hidden)]
 pub trait OpenTransaction: Send + Sized {
     /// Runs statements without arguments.
-    fn run_sql(&mut self, sql: &'static str) -> impl Future<Output = Result<(), Error>> + Send;
+    fn run_sql(&mut self, sql: &'static str) -> impl Future<Output = Result<(), BoxError>> + Send;
 
     /// Runs a statement of [`counted`] with these pairs. The statement is not prepared, because
     /// poolers do not support that.
@@ -63,37 +71,40 @@ pub trait OpenTransaction: Send + Sized {
         &mut self,
         sql: &str,
         pairs: &str,
-    ) -> impl Future<Output = Result<Counted, Error>> + Send;
+    ) -> impl Future<Output = Result<Counted, BoxError>> + Send;
 
     /// Commits. A COMMIT after a failed statement rolls back without an error, and one without a
-    /// transaction is a warning: so `CHECK_TRANSACTION` is sent before it, unless this is a
-    /// savepoint. An error of the check is an [`ended`] error; an error of the COMMIT, as of a
-    /// deferred trigger, is an error of the work.
-    fn commit(self, is_whole: bool) -> impl Future<Output = Result<(), Error>> + Send;
+    /// transaction is a warning: so [`CHECK_TRANSACTION`] is sent before it, unless this is a
+    /// savepoint. If the check has failed, nothing is committed.
+    fn commit(self, is_whole: bool) -> impl Future<Output = Result<Checked, BoxError>> + Send;
 }
 
 impl OpenTransaction for Transaction<'_> {
-    async fn run_sql(&mut self, sql: &'static str) -> Result<(), Error> {
+    async fn run_sql(&mut self, sql: &'static str) -> Result<(), BoxError> {
         Ok(self.batch_execute(sql).await?)
     }
 
-    async fn count(&mut self, sql: &str, pairs: &str) -> Result<Counted, Error> {
+    async fn count(&mut self, sql: &str, pairs: &str) -> Result<Counted, BoxError> {
         let row = self.query_typed_one(sql, &[(&pairs, Type::TEXT)]).await?;
         Ok((row.try_get(0)?, row.try_get(1)?, row.try_get(2)?))
     }
 
-    async fn commit(self, is_whole: bool) -> Result<(), Error> {
+    async fn commit(self, is_whole: bool) -> Result<Checked, BoxError> {
         if !is_whole {
-            return Transaction::commit(self).await.map_err(|error| ended(error.into()));
+            return Ok(Ok(Transaction::commit(self).await?));
         }
         // Both are sent at once. After a check that has failed, the COMMIT rolls back.
-        let (check, commit) =
-            tokio::join!(self.batch_execute(CHECK_TRANSACTION), self.batch_execute("COMMIT"));
-        check.map_err(|error| ended(error.into()))?;
-        commit?;
-        // The drop of the driver's transaction would send a ROLLBACK. It owns nothing.
-        mem::forget(self);
-        Ok(())
+        match tokio::join!(self.batch_execute(CHECK_TRANSACTION), self.batch_execute("COMMIT")) {
+            // The session has ended, maybe after the COMMIT.
+            (Err(error), _) if session_of(&error) == Session::Closed => Err(error.into()),
+            (Err(error), _) => Ok(Err(error.into())),
+            (Ok(()), committed) => {
+                committed?;
+                // The drop of the driver's transaction would send a ROLLBACK. It owns nothing.
+                mem::forget(self);
+                Ok(Ok(()))
+            }
+        }
     }
 }
 
@@ -127,6 +138,7 @@ guardable! {
 /// The leases of a guard, or its adopted lease, and the state of its transaction.
 pub(crate) struct GuardState {
     heartbeat: Arc<Heartbeat>,
+    of: GuardedBy,
     /// The leases, which are not released while the transaction runs. An adopted lease is not here.
     leases: Vec<Arc<Held>>,
     names: Vec<String>,
@@ -172,8 +184,14 @@ impl GuardState {
             names.push(name.to_owned());
             pairs.push(json!({ "name": name, "token": token, "holder": holder }));
         }
+        let of = match (leases.is_empty(), pairs.is_empty()) {
+            (true, _) => GuardedBy::Adopted,
+            (false, true) => GuardedBy::Rows,
+            (false, false) => GuardedBy::Names,
+        };
         GuardState {
             heartbeat: heartbeat.clone(),
+            of,
             leases,
             names,
             rows,
@@ -206,10 +224,6 @@ impl GuardState {
         self.heartbeat.input(|states| states.last_transaction(&self.ids(), stage));
     }
 
-    fn is_adopted(&self) -> bool {
-        self.leases.is_empty()
-    }
-
     /// Begins the guard. `Send` is declared, because the compiler does not infer it for a guard
     /// within another.
     #[allow(clippy::manual_async_fn)]
@@ -240,32 +254,19 @@ impl GuardState {
             // A lease may have been lost between its check and the line above.
             self.loss().map_or(Ok(()), Err)?;
             let transaction;
-            (transaction, self.is_whole) = self.or_loss(connection.begin()).await?;
+            let begun = self.or_loss(GuardStage::Open, connection.begin());
+            (transaction, self.is_whole) = begun.await?;
             let mut guard = Guarded { transaction, state: self };
             let mut entered = guard.enter().await;
-            let is_unconfirmed = entered.as_ref().is_err_and(|error| error.has_state("PF004"));
-            if is_unconfirmed && guard.state.is_whole && !guard.state.is_adopted() {
+            if entered.as_ref().is_err_and(|failed| failed.follows.again) {
                 // After a failover the server refuses each token until its holder has renewed it.
                 guard.state.set_row_locks(false);
                 guard.state.heartbeat.renew(&guard.state.leases).await;
-                guard.state.or_loss(guard.transaction.run_sql("ROLLBACK; BEGIN")).await?;
+                let begun = guard.transaction.run_sql("ROLLBACK; BEGIN");
+                guard.state.or_loss(GuardStage::Open, begun).await?;
                 entered = guard.enter().await;
             }
-            let table = guard.state.rows.first().and_then(|row| row["relation"].as_str());
-            match entered.map_err(|error| error.of_call("", table)) {
-                Ok(()) => Ok(guard),
-                // 22004: lease_adopt has returned NULL, as a transaction guards an older number.
-                // PF004: another holder has adopted this number.
-                Err(Error::Refused(Refused { sqlstate, detail, .. }))
-                    if matches!(sqlstate.as_str(), "22004" | "PF004")
-                        && guard.state.is_adopted() =>
-                {
-                    let holder = detail.get("holder").and_then(Value::as_str).map(str::to_owned);
-                    let (names, remaining, waits_for) = (guard.state.names.clone(), None, None);
-                    Err(Error::LeaseTaken { names, holder, remaining, waits_for })
-                }
-                Err(error) => Err(error),
-            }
+            if entered? { Ok(guard) } else { Err(guard.gone()) }
         }
     }
 
@@ -283,7 +284,11 @@ impl GuardState {
     }
 
     /// Returns the result of a call, or the loss of a lease if that comes first.
-    async fn or_loss<T>(&self, call: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+    async fn or_loss<T, E: Into<BoxError>>(
+        &self,
+        stage: GuardStage,
+        call: impl Future<Output = Result<T, E>>,
+    ) -> Result<T, Failed> {
         let lost = async {
             let mut changed = self.heartbeat.changed.subscribe();
             loop {
@@ -298,46 +303,60 @@ impl GuardState {
             biased;
             done = call => {
                 self.running.fetch_sub(1, Relaxed);
-                let Err(error) = done else { return done };
-                if error.has_state("PF001") || error.has_state("PF004") {
-                    self.suspect();
-                }
-                // If a loss has cut the connection, the error is the loss.
-                let is_cut = matches!(error, Error::TransactionLost { .. });
-                Err(self.loss().filter(|_| is_cut).unwrap_or(error))
+                done.map_err(|error| self.failed(stage, error))
             }
-            lost = lost => Err(lost),
+            loss = lost => Err(self.failed(stage, loss)),
         }
+    }
+
+    /// Returns the error of a call that has failed, or that a loss has ended.
+    fn failed(&self, stage: GuardStage, error: impl Into<BoxError>) -> Failed {
+        let error = Error::other(error);
+        let (code, session) = (code_of(&error), session_of(&error));
+        let code = match (stage, &*code) {
+            (GuardStage::Check, "22P02" | "42704") => "no transaction",
+            // There is no savepoint, or no transaction.
+            (GuardStage::Commit, "3B001" | "25P01") if !self.is_whole => "no transaction",
+            (_, code) => code,
+        };
+        let (mut loss, is_inner) = (self.loss(), !self.is_whole);
+        let follows = guard_failed(stage, code, session, self.of, is_inner, loss.is_some());
+        if follows.suspect {
+            self.suspect();
+        }
+        if let Some(Error::LeaseLost { in_doubt, .. }) = &mut loss {
+            *in_doubt = follows.in_doubt;
+        }
+        let error = match follows.error {
+            Some(ErrorType::LeaseLost) => loss.unwrap_or(error),
+            Some(ErrorType::TransactionLost) => {
+                Error::transaction_lost(&error, code, follows.in_doubt)
+            }
+            Some(ErrorType::LeaseTaken) => {
+                let detail = server_error(&error).map(|refused| refused.detail).unwrap_or_default();
+                let holder = detail.get("holder").and_then(Value::as_str).map(str::to_owned);
+                let (names, remaining, waits_for) = (self.names.clone(), None, None);
+                Error::LeaseTaken { names, holder, remaining, waits_for }
+            }
+            kind => {
+                let row = self.rows.first().filter(|_| self.of == GuardedBy::Rows);
+                error.typed(kind, "", row.and_then(|row| row["relation"].as_str()))
+            }
+        };
+        Failed { error, follows }
     }
 }
 
-/// Returns the type of an error of `CHECK_TRANSACTION`, or of the end of a savepoint.
-pub(crate) fn ended(error: Error) -> Error {
-    let sqlstate = error.sqlstate();
-    let (message, in_doubt) = match sqlstate.as_deref() {
-        Some("25P02") => {
-            ("a statement of the transaction has failed: all of it is rolled back", false)
-        }
-        // There is no token, no savepoint, or no transaction.
-        Some("22P02" | "3B001" | "25P01") => (
-            "the work has ended the transaction itself: what it did after that was not guarded",
-            true,
-        ),
-        _ => return error,
-    };
-    Error::TransactionLost { message: message.to_owned(), sqlstate, in_doubt }
+/// An error of a guard's call, and what follows from it.
+struct Failed {
+    error: Error,
+    follows: GuardFailure,
 }
 
-/// Returns the error of a commit: if the session has ended meanwhile, the commit is in doubt.
-fn commit_error(mut error: Error) -> Error {
-    // The server has ended an idle transaction before it read the commit, or a statement of it has
-    // failed: no doubt.
-    let is_known = matches!(error.sqlstate().as_deref(), Some("25P02" | "25P03" | "25P04"));
-    if let Error::TransactionLost { in_doubt, .. } | Error::LeaseLost { in_doubt, .. } = &mut error
-    {
-        *in_doubt = !is_known;
+impl From<Failed> for Error {
+    fn from(failed: Failed) -> Error {
+        failed.error
     }
-    error
 }
 
 impl Drop for GuardState {
@@ -380,26 +399,34 @@ pub struct Guarded<T: OpenTransaction> {
 
 impl<T: OpenTransaction> Guarded<T> {
     /// Calls a function for each of the pairs. Returns true if no result was NULL.
-    async fn call(&mut self, function: &str, pairs: Vec<Value>) -> Result<bool, Error> {
+    async fn call(
+        &mut self,
+        stage: GuardStage,
+        function: &str,
+        pairs: Vec<Value>,
+    ) -> Result<bool, Failed> {
         if pairs.is_empty() {
             return Ok(true);
         }
         let Guarded { transaction, state } = self;
         let sql = qualified(&state.heartbeat.setup.schema, &counted(function));
         let (expected, pairs) = (pairs.len() as i64, Value::from(pairs).to_string());
-        let (count, process, began) = state.or_loss(transaction.count(&sql, &pairs)).await?;
+        let (count, process, began) = state.or_loss(stage, transaction.count(&sql, &pairs)).await?;
         state.transaction = state.is_whole.then_some((process, began));
         Ok(count == expected)
     }
 
-    async fn enter(&mut self) -> Result<(), Error> {
+    /// Presents the tokens. Returns false if a row's lease is not held.
+    async fn enter(&mut self) -> Result<bool, Failed> {
         let (rows, pairs) = (self.state.rows.clone(), self.state.pairs.clone());
-        if !self.call(GUARD_ROW, rows).await? {
-            return Err(self.gone());
+        let is_held = self.call(GuardStage::Begin, GUARD_ROW, rows).await?;
+        if is_held {
+            self.state.set_row_locks(true);
+            let is_adopted = self.state.of == GuardedBy::Adopted;
+            let function = if is_adopted { ADOPT } else { GUARD };
+            self.call(GuardStage::Begin, function, pairs).await?;
         }
-        self.state.set_row_locks(true);
-        self.call(if self.state.is_adopted() { ADOPT } else { GUARD }, pairs).await?;
-        Ok(())
+        Ok(is_held)
     }
 
     /// The error if the server says that a lease is not held.
@@ -425,23 +452,20 @@ impl<T: OpenTransaction> Guarded<T> {
             // The stage that is reported if this future is dropped during the commit.
             state.stage = Some(if is_whole { Stage::InDoubt } else { Stage::RolledBack });
         }
-        let ended = state.or_loss(transaction.commit(is_whole)).await.map_err(commit_error);
-        let is_in_doubt = matches!(
-            ended,
-            Err(Error::TransactionLost { in_doubt: true, .. }
-                | Error::LeaseLost { in_doubt: true, .. })
-        );
+        let sent = state.or_loss(GuardStage::Commit, transaction.commit(is_whole)).await;
+        let checked =
+            |checked: Checked| checked.map_err(|error| state.failed(GuardStage::Check, error));
+        let ended = sent.and_then(checked);
         let stage = match &ended {
             Ok(()) if is_whole => Stage::Committed,
             Ok(()) => Stage::Inner,
-            Err(_) if is_whole && is_in_doubt => Stage::InDoubt,
-            Err(_) => Stage::RolledBack,
+            Err(failed) => failed.follows.last,
         };
         state.stage = is_last.then_some(stage);
         if ended.is_ok() {
             state.transaction = None;
         }
-        ended
+        Ok(ended?)
     }
 
     /// Releases the leases by the last write of this transaction, and commits. In a savepoint the
@@ -450,15 +474,11 @@ impl<T: OpenTransaction> Guarded<T> {
         // The heartbeat does not renew a lease that the transaction releases.
         self.state.report_stage(Stage::Begins);
         self.state.stage = Some(Stage::RolledBack);
-        // No commit is sent yet, so any other error than 25P02 leaves no doubt.
-        let release_error = |error: Error| match error.has_state("25P02") {
-            true => ended(error),
-            false => error,
-        };
         // A NULL is no error for rows: the work may have released its row itself.
         let (rows, pairs) = (self.state.rows.clone(), self.state.pairs.clone());
-        self.call(RELEASE_ROW, rows).await.map_err(release_error)?;
-        if !self.call("lease_release(x.name, x.token)", pairs).await.map_err(release_error)? {
+        self.call(GuardStage::Release, RELEASE_ROW, rows).await?;
+        let function = "lease_release(x.name, x.token)";
+        if !self.call(GuardStage::Release, function, pairs).await? {
             return Err(self.gone());
         }
         self.end().await
@@ -470,8 +490,8 @@ macro_rules! calls {
         impl Guard<'_> {$(
             #[doc = concat!("As [`Transaction::", stringify!($name), "`].")]
             pub async fn $name(&self, $($argument: $kind),*) -> Result<$result, Error> {
-                let call = async { Ok(self.transaction.$name($($argument),*).await?) };
-                self.state.or_loss(call).await
+                let call = self.transaction.$name($($argument),*);
+                Ok(self.state.or_loss(GuardStage::Work, call).await?)
             }
         )*}
     };

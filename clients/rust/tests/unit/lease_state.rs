@@ -91,6 +91,7 @@ impl Player {
         match what.as_str() {
             "nothing" => return Vec::new(),
             "lead" => return self.lead_effects(now, arguments),
+            "guard_failed" => return vec![failure_of(arguments)],
             _ => {}
         }
         let (call, mut checked) = (arguments["call"].as_u64().unwrap_or(0), None);
@@ -268,7 +269,8 @@ impl Player {
             }
             Effect::Reply { id, denial, sqlstate, in_doubt } => {
                 let name = format!("{denial:?}");
-                let name = name.trim_start_matches("Some(").split([' ', '(', ')']).next();
+                let name = name.trim_start_matches("Some(").trim_start_matches("Failed(");
+                let name = name.split([' ', ')']).next();
                 let mut reply = json!({
                     "reply": self.key(*id), "sqlstate": sqlstate, "in_doubt": in_doubt,
                     "error": denial.as_ref().and(name),
@@ -302,8 +304,9 @@ impl Player {
     }
 
     fn lead_effects(&mut self, now: i64, arguments: &Value) -> Vec<Value> {
-        let (lead, cause) = (&mut self.lead, text(&arguments["cause"]));
-        let what = text(&arguments["what"]);
+        let (lead, what) = (&mut self.lead, text(&arguments["what"]));
+        let (error, code) = (error_named(&arguments["error"]), text(&arguments["code"]));
+        let cause = cause(error, &code, what == "not granted");
         let effect = match &*what {
             "start" => {
                 lead.ttl = int(&arguments["ttl"]);
@@ -311,8 +314,8 @@ impl Player {
             }
             "granted" => Some(lead.granted(now)),
             "work done" => Some(lead.work_done()),
-            "work failed" => Some(lead.work_failed(now, &cause, arguments["lost"] == true)),
-            "not granted" => Some(lead.not_granted(now, &cause)),
+            "work failed" => Some(lead.work_failed(now, error, &code, arguments["lost"] == true)),
+            "not granted" => Some(lead.not_granted(now, error, &code)),
             "stop" => lead.stop(),
             "tick" => lead.tick(now),
             other => panic!("there is no {other} of a lead"),
@@ -330,11 +333,56 @@ impl Player {
             }
             Some(LeadEffect::End) => vec![json!({ "lead": "end" })],
             Some(LeadEffect::Fail) => {
-                let code = if what == "work failed" { what } else { cause };
+                let code = if what == "work failed" { &what } else { cause };
                 vec![json!({ "lead": "end", "code": code })]
             }
         }
     }
+}
+
+/// Returns what follows from an error in a guarded transaction.
+fn failure_of(arguments: &Value) -> Value {
+    let stage = match arguments["stage"].as_str().expect("a stage") {
+        "open" => GuardStage::Open,
+        "begin" => GuardStage::Begin,
+        "work" => GuardStage::Work,
+        "check" => GuardStage::Check,
+        "release" => GuardStage::Release,
+        "commit" => GuardStage::Commit,
+        other => panic!("there is no stage {other}"),
+    };
+    let session = match arguments["session"].as_str() {
+        None | Some("open") => Session::Open,
+        Some("closed") => Session::Closed,
+        Some("unknown") => Session::Unknown,
+        Some(other) => panic!("there is no session that is {other}"),
+    };
+    let of = match arguments["of"].as_str() {
+        None | Some("names") => GuardedBy::Names,
+        Some("rows") => GuardedBy::Rows,
+        Some("adopted") => GuardedBy::Adopted,
+        Some(other) => panic!("nothing is guarded by {other}"),
+    };
+    let (is_inner, is_lost) = (arguments["is_inner"] == true, arguments["is_lost"] == true);
+    let code = text(&arguments["code"]);
+    let failure = guard_failed(stage, &code, session, of, is_inner, is_lost);
+    let last = match failure.last {
+        Stage::InDoubt => "in doubt",
+        Stage::RolledBack => "rolled back",
+        _ => panic!("a last transaction that has failed is one of both"),
+    };
+    json!({
+        "error": failure.error.map(|error| format!("{error:?}")).unwrap_or_default(),
+        "in_doubt": failure.in_doubt, "last": last, "suspect": failure.suspect,
+        "again": failure.again,
+    })
+}
+
+/// Returns the type of this name, if `LeadState` distinguishes it.
+fn error_named(name: &Value) -> Option<ErrorType> {
+    use ErrorType::{LeaseLost, LeaseTaken, NoAnswer, NoConnection, TransactionLost};
+    let types = [LeaseLost, LeaseTaken, NoAnswer, NoConnection, TransactionLost];
+    types.into_iter().find(|one| format!("{one:?}") == text(name))
 }
 
 /// True if an effect has all expected fields, with equal values. A field that the effect does not
