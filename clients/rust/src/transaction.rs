@@ -93,10 +93,13 @@ impl OpenTransaction for Transaction<'_> {
         if !is_whole {
             return Ok(Ok(Transaction::commit(self).await?));
         }
+        let had_ended = self.client().is_closed();
         // Both are sent at once. After a check that has failed, the COMMIT rolls back.
         match tokio::join!(self.batch_execute(CHECK_TRANSACTION), self.batch_execute("COMMIT")) {
             // The session has ended, maybe after the COMMIT.
-            (Err(error), _) if session_of(&error) == Session::Closed => Err(error.into()),
+            (Err(error), _) if !had_ended && session_of(&error) == Session::Closed => {
+                Err(error.into())
+            }
             (Err(error), _) => Ok(Err(error.into())),
             (Ok(()), committed) => {
                 committed?;

@@ -180,6 +180,22 @@ async fn an_error_of_the_commit_is_the_works_own() {
     let error = guard.commit().await.unwrap_err();
     assert!(matches!(error, Error::TransactionLost { in_doubt: true, .. }), "{error:?}");
     assert_eq!(shop.sql("SELECT count(*) FROM pg_class WHERE relname = 'unguarded'").await, "0");
+    // A connection that a statement has opened in the server, and the guard's own.
+    let guard = lease.guard(&mut client).await.unwrap();
+    let dblink = guard.batch_execute("DO $$ BEGIN RAISE SQLSTATE '08001'; END $$").await;
+    assert!(matches!(dblink, Err(Error::Other(_))), "{dblink:?}");
+    let error = guard.commit_and_release().await.unwrap_err();
+    assert!(matches!(error, Error::TransactionLost { in_doubt: false, .. }), "{error:?}");
+    let guard = lease.guard(&mut client).await.unwrap();
+    let ended = guard.batch_execute("SELECT pg_terminate_backend(pg_backend_pid())").await;
+    assert!(matches!(ended, Err(Error::TransactionLost { in_doubt: false, .. })), "{ended:?}");
+    while !guard.client().is_closed() {
+        sleep(SHORT / 100).await;
+    }
+    let error = guard.commit().await.unwrap_err();
+    assert!(matches!(error, Error::TransactionLost { in_doubt: false, .. }), "{error:?}");
+    let error = lease.guard(&mut client).await.err().unwrap();
+    assert!(matches!(error, Error::TransactionLost { in_doubt: false, .. }), "{error:?}");
 }
 
 #[tokio::test]
