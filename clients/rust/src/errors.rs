@@ -242,6 +242,7 @@ pub fn classify(error: &(dyn StdError + 'static)) -> Option<Error> {
     }
 }
 
+/// Finds an error of this package, other than `Other`, in an error and its causes.
 fn typed_in<'e>(error: &'e (dyn StdError + 'static)) -> Option<&'e Error> {
     let mut typed = chain(error).filter_map(|cause| cause.downcast_ref::<Error>());
     typed.find(|typed| !matches!(typed, Error::Other(_)))
@@ -259,8 +260,8 @@ pub(crate) fn type_of(error: &(dyn StdError + 'static)) -> Option<ErrorType> {
     }
 }
 
-/// Returns the SQLSTATE; without one `ended`, if the error says that a session has ended, or else an
-/// empty text.
+/// Returns the SQLSTATE; without one `ended`, if the error says that a session has ended, or else
+/// an empty text.
 pub(crate) fn code_of(error: &(dyn StdError + 'static)) -> String {
     let server = || server_error(error).map(|error| error.sqlstate);
     let state = typed_in(error).map_or_else(server, Error::sqlstate);
