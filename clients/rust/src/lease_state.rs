@@ -1581,6 +1581,7 @@ pub fn guard_failed(
         // An error of the work: deferred triggers and constraints run at the commit.
         _ => code.starts_with("PF").then_some(ErrorType::Refused),
     };
+    let is_refused = error == Some(ErrorType::Refused);
     let suspect = of != GuardedBy::Adopted && matches!(code, "PF001" | "PF004");
     GuardFailure {
         error,
@@ -1590,7 +1591,7 @@ pub fn guard_failed(
             _ => Stage::RolledBack,
         },
         suspect,
-        again: suspect && stage == GuardStage::Begin && code == "PF004" && !is_inner,
+        again: is_refused && stage == GuardStage::Begin && code == "PF004" && !is_inner,
     }
 }
 
