@@ -1,5 +1,11 @@
 import type { Holding } from "./heartbeat.js";
-import type { Reason, Reply, WaitsFor } from "./lease_state.js";
+import {
+  errorType,
+  type ErrorType,
+  type Reason,
+  type Reply,
+  type WaitsFor,
+} from "./lease_state.js";
 
 export type { Reason, WaitsFor };
 export type Left = { readonly milliseconds: number };
@@ -92,9 +98,6 @@ export class NoAnswer extends NoConnection {}
 /** The fence is closed. */
 export class Closed extends FenceError {}
 
-/** The session has ended: idle in transaction, transaction_timeout, terminated, crashed, starting,
- * idle; and class 08. */
-const ENDED = /^(08...|25P03|25P04|57P0[1235])$/;
 /** The errors of an ended session that have no SQLSTATE: the codes of `postgres`, the codes of the
  * operating system, which also have the name of a system call, and the messages of `pg`. */
 const DRIVER_CODES = /^CONNECT(ION_(CLOSED|ENDED|DESTROYED)|_TIMEOUT)$/;
@@ -146,14 +149,15 @@ function stateOf({ code, originalCode }: ErrorFields): string | undefined {
 export const sqlstateOf = (error: unknown): string =>
   [...chain(error)].map(stateOf).find((state) => state !== undefined) ?? "";
 
-/** True if the error means that a database session has ended or could not be opened. */
-export function sessionEnded(error: unknown): boolean {
+/** Returns the code of an error: its SQLSTATE; `ended`, if the error means that a database session
+ * has ended or could not be opened; for a NoConnection that of the opening; or an empty text. */
+export function codeOf(error: unknown): string {
+  if (error instanceof NoConnection && error.cause) return codeOfOpening(error.cause);
   const isEnd = ({ code, message, syscall }: ErrorFields) =>
     DRIVER_CODES.test(String(code)) ||
     (SYSTEM_CODES.test(String(code)) && syscall !== undefined) ||
     DRIVER_MESSAGES.test(String(message));
-  const state = sqlstateOf(error);
-  return state === "" ? [...chain(error, true)].some(isEnd) : ENDED.test(state);
+  return sqlstateOf(error) || ([...chain(error, true)].some(isEnd) ? "ended" : "");
 }
 
 /** Returns the code of a connection that could not be opened: an SQLSTATE; `connect`, if a retry
@@ -162,8 +166,8 @@ export function sessionEnded(error: unknown): boolean {
 export function codeOfOpening(error: unknown): string {
   const mayPass = ({ code, name, message }: ErrorFields) =>
     /^E(?!RR_(?!SSL_))/.test(String(code)) || /time(d |-| )?out/i.test(`${name} ${message}`);
-  const isTransient = sessionEnded(error) || [...chain(error)].some(mayPass);
-  return sqlstateOf(error) || (isTransient ? "connect" : "misconfigured");
+  const isPassing = codeOf(error) === "ended" || [...chain(error)].some(mayPass);
+  return sqlstateOf(error) || (isPassing ? "connect" : "misconfigured");
 }
 
 /** Returns the LeaseLost that is the cause of an AbortError, which timers and streams throw when
@@ -173,18 +177,11 @@ export function unwrapAbort(error: unknown): unknown {
   return name === "AbortError" && cause instanceof LeaseLost ? cause : error;
 }
 
-/** Returns the typed error of the work's own statements: a refusal of the fence, or the error
- * itself. */
-export const errorOfWork = (error: unknown) =>
-  sqlstateOf(error).startsWith("PF") ? refusal(error) : unwrapAbort(error);
-
-/** Returns the typed error of one of this package's statements, or the error itself. `table`: the
- * statement was about rows of a table, and 3F000 may mean the table's schema. */
-export function errorOfCall(error: unknown, role = "…", table?: string): unknown {
-  const [state, { message }] = [sqlstateOf(error), Object(error) as Error];
-  if (error instanceof FenceError) return error;
-  if (state === "3F000" && table !== undefined) return error;
-  if (state === "42883" || state === "3F000") {
+/** Returns the error as the type that the machine names, or the error itself if that is empty.
+ * `table`: the statement was about rows of this table. */
+export function typed(error: unknown, type: ErrorType, role = "…", table?: string): unknown {
+  const { message } = Object(error) as Error;
+  if (type === "NotInstalled") {
     const where =
       "CREATE EXTENSION pg_fence, or name the schema that it is in: new Fence(…, { schema })";
     return new NotInstalled(
@@ -192,21 +189,21 @@ export function errorOfCall(error: unknown, role = "…", table?: string): unkno
       error,
     );
   }
-  if (state === "42501" && table !== undefined) {
+  if (type === "NotGranted" && table !== undefined) {
     const needs = `rows of ${table}, for which it needs SELECT and UPDATE`;
     return new NotGranted(`the role ${role} may not keep ${needs}: ${message}`, error);
   }
-  if (state === "42501") {
+  if (type === "NotGranted") {
     const level = message.includes("lease_adopt") ? ", 'adopter'" : "";
     const grant = `an administrator grants it: SELECT fence_grant('${role}'${level})`;
     const remedy = message.includes("was granted to another role") ? ANOTHER_ROLE : grant;
     return new NotGranted(`the role ${role} may not use the lease: ${message}; ${remedy}`, error);
   }
-  return /^(PF|22|55|0A|53)/.test(state) && state !== "55P03" ? refusal(error) : error;
+  return type === "Refused" ? refusal(error) : error;
 }
 
-function refusal(error: unknown): unknown {
-  if (error instanceof FenceError) return error;
+/** Returns the error of the server as Refused. */
+export function refusal(error: unknown): Refused {
   const { detail, message, originalMessage, hint } = [...chain(error)].find(stateOf) ?? {};
   let parsed: unknown;
   try {
@@ -241,5 +238,6 @@ export function errorOfAcquire(reply: Reply, { names, cause, role, request }: Ho
     const why = cause instanceof Error ? `: ${cause.message || sqlstateOf(cause)}` : "";
     return Object.assign(new Type(message + why, cause), { inDoubt, sqlstate });
   }
-  return errorOfCall(cause, role, request.table && names[0]);
+  const table = request.table && names[0];
+  return typed(cause, errorType(sqlstateOf(cause), table !== undefined), role, table);
 }

@@ -5,7 +5,7 @@ import { setTimeout as sleep } from "node:timers/promises";
 import { isSettings, type Opener } from "./connection.js";
 import * as errors from "./errors.js";
 import { Heartbeat, numberOf, warn, type Holding, type LeaseEvent } from "./heartbeat.js";
-import { isTransient, LeadState, type LeadEffect } from "./lease_state.js";
+import { LeadState, type LeadEffect } from "./lease_state.js";
 import { msOf, now, type Span } from "./span.js";
 import { Statements, tableOf, type Key, type Pair } from "./statements.js";
 import {
@@ -342,9 +342,10 @@ export class Fence<On, Tx> {
       } catch (error) {
         failure = error;
         if (!holding && stop?.aborted) return undefined;
-        const cause = causeOf(error, holding === undefined);
-        if (holding) effects = leader.workFailed(now(), cause, holding.isLost);
-        else effects = leader.notGranted(now(), cause);
+        const type = error instanceof errors.FenceError ? error.name : "";
+        const code = errors.codeOf(error);
+        if (holding) effects = leader.workFailed(now(), type, code, holding.isLost);
+        else effects = leader.notGranted(now(), type, code);
       }
     }
   }
@@ -394,21 +395,6 @@ function guardOf<On, Tx>(
     const takes = `${driver.takes}, or a function that runs a query in an open transaction`;
     throw new TypeError(`a guard takes ${takes}: not ${String(on)}`);
   };
-}
-
-/** Returns the cause of an error as LeadState takes it. An error of the work is `own`. */
-function causeOf(error: unknown, isOfAcquire: boolean): string {
-  const state = errors.sqlstateOf(error);
-  const transient = [errors.LeaseLost, errors.LeaseTaken, errors.TransactionLost, errors.NoAnswer];
-  if (transient.some((type) => error instanceof type)) return (error as Error).name;
-  if (error instanceof errors.NoConnection && state === "") {
-    const mayPass = !error.cause || errors.codeOfOpening(error.cause) === "connect";
-    return mayPass ? "NoConnection" : "own";
-  }
-  // The lease may be lost: the next acquire shows it.
-  if (state === "PF001" || state === "PF004") return "LeaseLost";
-  if (errors.sessionEnded(error) || state === "53300") return "ConnectionLost";
-  return isOfAcquire && isTransient(state) ? "transient" : "own";
 }
 
 /** Returns connection options for code that does not use this package. A connection that is opened

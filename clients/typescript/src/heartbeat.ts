@@ -1,13 +1,14 @@
 import { setMaxListeners } from "node:events";
 import { inspect, types } from "node:util";
 import { Connection, within, type Opener, type Row } from "./connection.js";
-import { codeOfOpening, LeaseLost, sessionEnded, sqlstateOf } from "./errors.js";
-import { errorOfAcquire, type Left, type Reason } from "./errors.js";
+import { codeOf, codeOfOpening, errorOfAcquire, LeaseLost } from "./errors.js";
+import type { Left, Reason } from "./errors.js";
 import { LeaseStates, LONGEST_CALL, NEVER, SHORTEST_OPENING } from "./lease_state.js";
 import type {
   CallEffect,
   Effect,
   EventEffect,
+  LastStage,
   LeaseRequest,
   LogEffect,
   Reply,
@@ -244,8 +245,7 @@ export class Heartbeat {
       input = (states) =>
         answer ? states.answered(number, ...answer) : states.failed(number, "unsent", true);
     } catch (error) {
-      const codeOfCall =
-        sqlstateOf(error) || (connection.isEnded || sessionEnded(error) ? "ended" : "unreadable");
+      const codeOfCall = codeOf(error) || (connection.isEnded ? "ended" : "unreadable");
       // In Jest and node:vm the errors of Node.js are no instances of the program's Error.
       const isError = error instanceof Error || types.isNativeError(error);
       const code = isError ? (isOpen ? codeOfCall : codeOfOpening(error)) : "panicked";
@@ -314,10 +314,7 @@ export class Heartbeat {
   }
 
   /** Reports the stage of the transaction that releases the leases. */
-  lastTransaction(
-    holdings: readonly Holding[],
-    stage: Parameters<LeaseStates["lastTransaction"]>[1],
-  ): void {
+  lastTransaction(holdings: readonly Holding[], stage: LastStage): void {
     this.#input((states) => states.lastTransaction(keysOf(holdings), stage));
   }
 

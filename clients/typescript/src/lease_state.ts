@@ -28,7 +28,8 @@ export type Reason =
  * transaction that guards it. */
 export type WaitsFor = "ttl" | "commit" | "guard";
 type Verb = "acquire" | "keep" | "keep_row" | "release" | "undo";
-type Stage = "begins" | "committed" | "rolled back" | "in doubt" | "inner";
+/** The stages of a transaction that releases leases. */
+export type LastStage = "begins" | "committed" | "rolled back" | "in doubt" | "inner";
 
 /** A statement to send on a connection. If the call is `open`, the connection is opened first. */
 export interface CallEffect {
@@ -298,7 +299,7 @@ export class LeaseStates implements Sender {
   /** A transaction that releases the leases. `begins` comes before its release statement, and then
    * one of `committed`, `rolled back`, `in doubt` (the commit got no answer) and `inner` (a
    * savepoint was released, and the program's transaction goes on). */
-  lastTransaction(keys: readonly string[], stage: Stage): void {
+  lastTransaction(keys: readonly string[], stage: LastStage): void {
     for (const lease of this.#known(keys)) {
       lease.lastTransactions += stage === "begins" ? 1 : -1;
       if (stage === "begins" || !isHeld(lease)) continue;
@@ -1043,15 +1044,20 @@ export class LeadState {
     return this.#end("");
   }
 
-  /** A loss of the lease leads to another acquire, whatever the work's error is. */
-  workFailed(now: number, cause: string, isLost: boolean): LeadEffect[] {
-    if (!isLost && !TRANSIENT.test(cause)) return this.#end("work failed");
+  /** `error` is the type of the error, or empty if this package has none for it. `code` is its
+   * SQLSTATE, or `ended` if it says that a session has ended. A loss of the lease leads to another
+   * acquire, whatever the work's error is. */
+  workFailed(now: number, error: string, code: string, isLost: boolean): LeadEffect[] {
+    const cause = causeOf(error, code, false);
+    if (!isLost && cause === "own") return this.#end("work failed");
     if (now - this.#leadingSince >= Math.min(this.ttl, 60_000)) this.#failures = 0;
     return this.#pause(now, cause, true);
   }
 
-  notGranted(now: number, cause: string): LeadEffect[] {
-    return TRANSIENT.test(cause) ? this.#pause(now, cause, false) : this.#end(cause);
+  /** `code` may also be `connect` or `misconfigured`, as for `failed`. */
+  notGranted(now: number, error: string, code: string): LeadEffect[] {
+    const cause = causeOf(error, code, true);
+    return cause === "own" ? this.#end(cause) : this.#pause(now, cause, false);
   }
 
   /** Ends at once, unless it leads: then it ends when the work is done. */
@@ -1084,9 +1090,80 @@ export class LeadState {
   }
 }
 
-/** The errors after which a leader acquires again. */
-const TRANSIENT =
-  /^(LeaseLost|LeaseTaken|TransactionLost|ConnectionLost|NoAnswer|NoConnection|transient)$/;
+/** Returns why a leader acquires again, or `own` if it does not. */
+function causeOf(error: string, code: string, isOfAcquire: boolean): string {
+  if (/^(LeaseLost|LeaseTaken|TransactionLost|NoAnswer)$/.test(error)) return error;
+  // The lease may be lost: the next acquire shows it.
+  if (code === "PF001" || code === "PF004") return "LeaseLost";
+  if (error === "NoConnection" && (code === "" || isTransient(code))) return error;
+  // 53300: the server has no connection left for the work.
+  if (endsSession(code) || code === "53300") return "ConnectionLost";
+  return isOfAcquire && isTransient(code) ? "transient" : "own";
+}
+
+/** An error in a guarded transaction. */
+export interface GuardError {
+  /** `open`: the connection and the BEGIN. `begin`: the guard's statements. `check`: is the
+   * transaction still open? */
+  readonly stage: "open" | "begin" | "work" | "check" | "release" | "commit";
+  /** An SQLSTATE; `ended`, if an error without one says that a session has ended; `no transaction`,
+   * if the work has ended it; or an empty text. */
+  readonly code: string;
+  /** The guard's own session, which is `unknown` if the driver does not show it. */
+  readonly session?: "open" | "closed" | "unknown";
+  /** What guards the transaction: leases, of rows of a table alone, or an adopted lease. */
+  readonly of?: "names" | "rows" | "adopted";
+  /** True if it is a savepoint. */
+  readonly isInner?: boolean;
+  /** True if a lease of it is lost. */
+  readonly isLost?: boolean;
+}
+/** What follows from it: among others the type of the error to throw, or an empty text if that is
+ * the error itself. */
+export type GuardFailure = ReturnType<typeof guardFailed>;
+
+/** Returns what follows from an error in a guarded transaction. */
+export function guardFailed(failed: GuardError) {
+  const { stage, code, session = "open", of = "names", isInner = false, isLost = false } = failed;
+  let isBroken = endsSession(code) || session === "closed";
+  // Without a connection no transaction has begun.
+  if (stage === "open") isBroken = session === "closed";
+  // The work may use other connections, whose end is not the end of this one.
+  else if (stage === "work")
+    isBroken = endsSession(code) && !(session === "open" && /^(ended|08)/.test(code));
+  const hasFailed = code === "25P02" && /^(check|release|commit)$/.test(stage);
+  const hasNone = code === "no transaction";
+  // With 25P03 and 25P04 the server has ended an idle transaction before it read the commit.
+  const isUnknown = stage === "commit" && !isInner && !/^25P0[34]$/.test(code);
+  const inDoubt = isBroken ? isUnknown : hasNone;
+  let error: ErrorType | "LeaseLost" | "LeaseTaken" | "TransactionLost";
+  if (isBroken) error = isLost ? "LeaseLost" : "TransactionLost";
+  else if (hasFailed || hasNone) error = "TransactionLost";
+  // 22004: lease_adopt has returned NULL, as a transaction guards an older number. PF004: another
+  // holder has adopted this number.
+  else if (of === "adopted" && stage === "begin" && /^(22004|PF004)$/.test(code))
+    error = "LeaseTaken";
+  else if (stage === "begin" || stage === "release") error = errorType(code, of === "rows");
+  // An error of the work: deferred triggers and constraints run at the commit.
+  else error = code.startsWith("PF") ? "Refused" : "";
+  const last: LastStage = inDoubt && stage === "commit" ? "in doubt" : "rolled back";
+  // The next renewal, which is due at once, shows whether the leases are lost.
+  const suspect = of !== "adopted" && /^PF00[14]$/.test(code);
+  // After a failover a token is valid only after a renewal: the guard begins once more.
+  const again = suspect && stage === "begin" && code === "PF004" && !isInner;
+  return { error, inDoubt, last, suspect, again };
+}
+
+/** The types of errors of this package's statements. */
+export type ErrorType = "NotInstalled" | "NotGranted" | "Refused" | "";
+
+/** Returns the type of an error of one of this package's statements, or an empty text if it remains
+ * the driver's. If the statement is about rows of a table, 3F000 may mean the table's schema. */
+export function errorType(code: string, isOfTable: boolean): ErrorType {
+  if (code === "42883" || (code === "3F000" && !isOfTable)) return "NotInstalled";
+  if (code === "42501") return "NotGranted";
+  return /^(PF|22|55(?!P03)|0A|53)/.test(code) ? "Refused" : "";
+}
 
 /** Returns the leases of a call, each with its rows, of which there is one for each name. */
 function byLease<R>({ leases }: Call, rows: readonly R[]) {
@@ -1132,18 +1209,16 @@ const leavesDoubt = (code: string) =>
   (isConnectionError(code) && !/^(unsent|25006|53300)$/.test(code));
 const isConflictError = (code: string) => code === "40001" || code === "40P01";
 /** True if the same statement may succeed later, as on a standby that is promoted. */
-export const isTransient = (code: string) =>
+const isTransient = (code: string) =>
   /^(25|40|53|55P03|57|58)/.test(code) || isConnectionError(code);
 const isLockError = (code: string) => code === "55P03" || isConflictError(code);
+/** True if a session has ended: idle in transaction, transaction_timeout, terminated, crashed,
+ * starting, idle, and the class of connection errors. */
+export const endsSession = (code: string) => /^(ended|08|25P0[34]|57P0[1235])/.test(code);
 
 function notGranted(code: string, isOpening: boolean): ReplyError {
   const sqlstate = /^[0-9A-Z]{5}$/.test(code) ? code : undefined;
   if (isOpening) return { error: "NoConnection", sqlstate };
   if (isConnectionError(code) || leavesDoubt(code)) return { error: "NoAnswer", sqlstate };
-  const errors: Record<string, string> = {
-    42501: "NotGranted",
-    42883: "NotInstalled",
-    "3F000": "NotInstalled",
-  };
-  return { error: errors[code] ?? "Refused", sqlstate };
+  return { error: errorType(code, false) || "Refused", sqlstate };
 }

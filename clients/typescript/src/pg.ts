@@ -2,10 +2,11 @@
 import type { Duplex } from "node:stream";
 import pg from "pg";
 import { isSettings, type Opener, type Session } from "./connection.js";
-import { sessionEnded, TransactionLost } from "./errors.js";
+import { codeOf } from "./errors.js";
 import * as fence from "./fence.js";
+import { endsSession } from "./lease_state.js";
 import type { Counted } from "./statements.js";
-import { FAILED, Transaction } from "./transaction.js";
+import { NotOpen, Transaction } from "./transaction.js";
 
 export * from "./index.js";
 
@@ -109,7 +110,7 @@ class PgTransaction extends Transaction<pg.ClientBase> {
     this.isInner = status !== "I";
     await this.#run(this.isInner ? "SAVEPOINT pg_fence" : "BEGIN").catch((error) => {
       // The session may have ended before it was watched.
-      if (sessionEnded(error)) this.markBroken(error);
+      if (endsSession(codeOf(error))) this.markBroken(error);
       this.failBegin(error);
     });
     return client;
@@ -139,7 +140,7 @@ class PgTransaction extends Transaction<pg.ClientBase> {
 
   async commit(): Promise<void> {
     const result = await this.#run(this.isInner ? "RELEASE SAVEPOINT pg_fence" : "COMMIT");
-    if (result?.command === "ROLLBACK") throw new TransactionLost(FAILED);
+    if (result?.command === "ROLLBACK") throw new NotOpen("25P02");
   }
 
   protected undo(): Promise<unknown> {

@@ -2,7 +2,7 @@
 import { connect, type Socket } from "node:net";
 import postgres from "postgres";
 import { isSettings, type Opener, type Session } from "./connection.js";
-import { codeOfOpening, sessionEnded, sqlstateOf } from "./errors.js";
+import { codeOfOpening, sqlstateOf } from "./errors.js";
 import * as fence from "./fence.js";
 import type { Counted } from "./statements.js";
 import { Transaction } from "./transaction.js";
@@ -125,8 +125,8 @@ function watch(
   return sql.unsafe("SELECT", [], { onexecute } as object);
 }
 
-/** Returns true if the one connection of an `sql` is in a transaction that the program has begun by a
- * statement, of which the driver knows nothing. A transaction begins at the time of its first
+/** Returns true if the one connection of an `sql` is in a transaction that the program has begun by
+ * a statement, of which the driver knows nothing. A transaction begins at the time of its first
  * statement. */
 async function isInTransaction(sql: Sql): Promise<boolean> {
   return (await sql.unsafe("SELECT WHERE now() < statement_timestamp()")).count > 0;
@@ -182,11 +182,14 @@ class PostgresTransaction extends Transaction<TransactionSql> {
           this.broken === undefined ? resolve(tx) : fail(this.broken);
         });
       this.#whole = "savepoint" in on ? on.savepoint(scope) : on.begin(scope);
-      // After the end of the session there must be no rollback: the driver would lose the
+      // Afterwards there must be no rollback: the driver has rolled back, or it would lose the
       // connection for which others wait.
       this.#whole.catch((error) => {
+        this.isOver = true;
+        // With these codes a session has ended that was open. The driver may keep such an error,
+        // and throw it when it begins on the next session.
+        if (/^(25P0[34]|57P0[125])$/.test(sqlstateOf(error))) this.markBroken(error);
         reject(error);
-        if (this.#sql) this.markBroken(error);
       });
     });
     const tx = await this.unlessBroken(() => begun);
@@ -233,8 +236,7 @@ class PostgresTransaction extends Transaction<TransactionSql> {
     await this.#whole.catch((error) => {
       // If the work has ended the savepoint itself, the server refuses to roll back to it. The
       // transaction has failed then, or is over, and the driver ends it.
-      const isOver = this.isInner && sqlstateOf(error) !== "" && !sessionEnded(error);
-      if (error !== ROLLBACK && !isOver) throw error;
+      if (error !== ROLLBACK && !(this.isInner && sqlstateOf(error))) throw error;
     });
   }
 

@@ -1,16 +1,28 @@
 import { setTimeout as sleep } from "node:timers/promises";
 import { within } from "./connection.js";
-import { FenceError, LeaseLost, LeaseTaken, Refused, TransactionLost } from "./errors.js";
-import { errorOfCall, errorOfWork, sessionEnded, sqlstateOf } from "./errors.js";
+import { codeOf, FenceError, LeaseLost, LeaseTaken, TransactionLost } from "./errors.js";
+import { refusal, sqlstateOf, typed, unwrapAbort } from "./errors.js";
 import type { Heartbeat, Holding } from "./heartbeat.js";
+import { guardFailed, type GuardError, type GuardFailure, type LastStage } from "./lease_state.js";
 import { isOpen, type Counted, type Pair } from "./statements.js";
 
 /** How long the work may take to notice that its session has ended, as no driver settles all its
  * statements; and how long a rollback waits for a statement that the work has left running. In
  * milliseconds. */
 const [END_NOTICED, ROLLBACK_TIMEOUT] = [1000, 1000];
-export const FAILED = "a statement of the transaction has failed: all of it is rolled back";
-const ENDED = "the work has ended the transaction itself: what it did after that was not guarded";
+
+/** The messages of TransactionLost, by the code of the error. */
+const LOST: Record<string, string> = {
+  "25P02": "a statement of the transaction has failed: all of it is rolled back",
+  "no transaction":
+    "the work has ended the transaction itself: what it did after that was not guarded",
+};
+/** The error of a transaction that the driver shows to be no longer open. */
+export class NotOpen extends Error {
+  constructor(readonly code: "25P02" | "no transaction") {
+    super(LOST[code]);
+  }
+}
 
 /** A transaction of a driver. Within one that the program ends (`isInner`) it is a savepoint. */
 export abstract class Transaction<Tx> {
@@ -19,9 +31,10 @@ export abstract class Transaction<Tx> {
   pid: unknown;
   /** Why the session has ended. */
   broken: unknown;
-  /** False for an ORM, which does not show that its connection has ended. */
-  readonly showsEnd: boolean = true;
-  #hasNotBegun = false;
+  /** The session as the driver shows it before its end. An ORM does not show it. */
+  readonly session: "open" | "unknown" = "open";
+  /** True if there is nothing to roll back. */
+  protected isOver = false;
   #rejectEnd: (error: unknown) => void = () => {};
   readonly #end = new Promise<never>((_, reject) => (this.#rejectEnd = reject));
 
@@ -35,7 +48,7 @@ export abstract class Transaction<Tx> {
    * server, there is nothing to roll back: the failed transaction of the program may have a
    * savepoint of the same name, which is another guard's. */
   protected failBegin(error: unknown): never {
-    this.#hasNotBegun = sqlstateOf(error) !== "";
+    this.isOver = sqlstateOf(error) !== "";
     throw error;
   }
   /** Runs a statement, and returns the number of its rows. */
@@ -70,18 +83,15 @@ export abstract class Transaction<Tx> {
     return Promise.race([work, late]);
   }
 
-  /** Throws TransactionLost if the transaction has failed, or is no longer open. */
+  /** Throws an error if the transaction has failed, or is no longer open. */
   async check(): Promise<void> {
-    const open = await this.count(isOpen).catch((error) => {
-      throw sqlstateOf(error) === "25P02" ? new TransactionLost(FAILED, error) : error;
-    });
-    if (open === 0) throw Object.assign(new TransactionLost(ENDED), { inDoubt: true });
+    if ((await this.count(isOpen)) === 0) throw new NotOpen("no transaction");
   }
 
   /** Rolls back, or cuts the connection if that fails or takes too long. `late` is called if it
    * takes too long. */
   async rollback(late: () => void): Promise<void> {
-    if (this.broken !== undefined || this.#hasNotBegun) return;
+    if (this.broken !== undefined || this.isOver) return;
     const undone = within(ROLLBACK_TIMEOUT, this.undo(), late);
     await undone.catch(() => this.cut("it could not be rolled back"));
   }
@@ -93,7 +103,7 @@ export type Query = (sql: string) => PromiseLike<unknown>;
 /** The open transaction of an ORM, which shows nothing but the results of queries. ORMs differ in
  * how they take parameters, so the statement contains the values, as hexadecimal digits. */
 export class OpenTransaction extends Transaction<undefined> {
-  override readonly showsEnd = false;
+  override readonly session = "unknown";
 
   constructor(readonly query: Query) {
     super(true);
@@ -141,8 +151,6 @@ export interface GuardedBy {
   readonly release: boolean;
 }
 
-type Stage = "begin" | "work" | "end" | "commit";
-
 /** Does the work in a transaction that is guarded by leases, and returns the work's result. */
 export async function guarded<Tx, T>(
   by: GuardedBy,
@@ -152,9 +160,7 @@ export async function guarded<Tx, T>(
   if (by.holdings.length === 0 && !by.adopted) throw new TypeError("a guard takes a lease");
   const first = new Guard(by, makeTransaction());
   return first.run(work).catch(async (error: unknown) => {
-    const isInvalid = error instanceof Refused && error.sqlstate === "PF004" && !by.adopted;
-    if (!isInvalid || first.stage !== "begin" || first.transaction.isInner) throw error;
-    // After a failover a token is valid only after a renewal.
+    if (!first.beginsAgain) throw error;
     await by.heartbeat.renew(by.holdings);
     return new Guard(by, makeTransaction()).run(work);
   });
@@ -162,7 +168,9 @@ export async function guarded<Tx, T>(
 
 /** One transaction that is guarded by leases. */
 class Guard<Tx> {
-  stage: Stage = "begin";
+  /** True if the transaction has failed, and begins once more after a renewal. */
+  beginsAgain = false;
+  #stage: GuardError["stage"] = "open";
   #isReleasing = false;
   #hasRowLocks = false;
   readonly #rows: readonly Holding[];
@@ -190,23 +198,22 @@ class Guard<Tx> {
     this.#check();
     // From here on a loss cuts the connection, also while a statement hangs on it.
     for (const { loss } of this.#held) loss.signal.addEventListener("abort", this.#cut);
-    let end: "committed" | "inner" | "in doubt" | "rolled back" = "rolled back";
+    let end: LastStage = "rolled back";
     try {
       const result = await this.#runWork(work);
       end = transaction.isInner ? "inner" : "committed";
       return result;
     } catch (error) {
-      const typed = await this.#typed(error);
-      const isLoss = typed instanceof LeaseLost || typed instanceof TransactionLost;
-      if (this.stage === "commit" && typed !== error && isLoss) {
-        // After these codes nothing is in doubt: the server has ended an idle transaction before it
-        // read the commit.
-        typed.inDoubt = !transaction.isInner && !/^25P0[34]$/.test(sqlstateOf(error));
-        if (typed.inDoubt) end = "in doubt";
-      }
+      // The driver postgres throws the error of a statement before it reports the end of the
+      // session.
+      await sleep(1);
+      const code = error instanceof NotOpen ? error.code : codeOf(error);
+      const failure = this.#failed(code);
+      [end, this.beginsAgain] = [failure.last, failure.again];
+      if (failure.suspect) by.heartbeat.suspect(by.holdings);
       // A statement that the work has left running keeps its locks until it is canceled.
       await transaction.rollback(() => by.heartbeat.cancel(transaction.pid));
-      throw typed;
+      throw this.#errorOf(error, code, failure);
     } finally {
       if (this.#isReleasing) by.heartbeat.lastTransaction(by.holdings, end);
       if (this.#hasRowLocks) by.heartbeat.rowUnlocked(this.#rows);
@@ -224,6 +231,7 @@ class Guard<Tx> {
   async #runWork<T>(work: (tx: Tx) => PromiseLike<T>): Promise<T> {
     const { heartbeat, holdings, release } = this.by;
     const tx = await this.transaction.begin();
+    this.#stage = "begin";
     // Rows are written first, so that nobody else can claim them.
     for (const row of this.#rows) {
       const count = await this.transaction.count(heartbeat.statements.guardRow(row));
@@ -234,15 +242,16 @@ class Guard<Tx> {
     if (this.#pairs.length > 0)
       await this.transaction.count(heartbeat.statements.guard(this.#pairs));
     this.#check();
-    this.stage = "work";
+    this.#stage = "work";
     const result = await this.transaction.resultOf(work(tx));
-    this.stage = "end";
+    this.#stage = "check";
     // From here on the heartbeat does not renew the leases that are being released.
     if (release) heartbeat.lastTransaction(holdings, "begins");
     this.#isReleasing = release;
     await this.transaction.check();
+    this.#stage = "release";
     if (release) await this.#release();
-    this.stage = "commit";
+    this.#stage = "commit";
     await this.transaction.commit();
     return result;
   }
@@ -268,32 +277,45 @@ class Guard<Tx> {
     return new LeaseLost("gone", names);
   }
 
-  /** Returns the error to throw, as a type of this package if one fits. If a loss has cut the
-   * connection, that is the loss. */
-  async #typed(error: unknown): Promise<unknown> {
-    const { transaction, stage, by } = this;
-    const state = sqlstateOf(error);
-    // The driver postgres throws the error of a statement before it reports the end of the session.
-    await sleep(1);
-    if (!(error instanceof FenceError) && sessionEnded(error)) {
-      // The work may use other connections, whose end is not the end of this one.
-      if (state !== "" || transaction.broken !== undefined || !transaction.showsEnd) {
-        const lost = this.#held.find(({ isLost }) => isLost);
-        if (lost) lost.isLossSeen = true;
-        const message = `the session ended under the transaction: ${(error as Error).message}`;
-        return lost?.lossError(error) ?? new TransactionLost(message, error);
-      }
+  /** The table of the rows, if they alone guard the transaction. */
+  get #table(): string | undefined {
+    return this.#pairs.length > 0 ? undefined : this.#rows[0]?.names[0];
+  }
+
+  get #lost(): Holding | undefined {
+    return this.#held.find(({ isLost }) => isLost);
+  }
+
+  #failed(code: string): GuardFailure {
+    const { transaction, by } = this;
+    return guardFailed({
+      stage: this.#stage,
+      code,
+      session: transaction.broken === undefined ? transaction.session : "closed",
+      of: by.adopted ? "adopted" : this.#table === undefined ? "names" : "rows",
+      isInner: transaction.isInner,
+      isLost: this.#lost !== undefined,
+    });
+  }
+
+  /** Returns the error to throw. */
+  #errorOf(error: unknown, code: string, { error: type, inDoubt }: GuardFailure): unknown {
+    if (error instanceof FenceError || type === "") return unwrapAbort(error);
+    if (type === "LeaseLost") {
+      const lost = this.#lost as Holding;
+      lost.isLossSeen = true;
+      return Object.assign(lost.lossError(error), { inDoubt });
     }
-    if (state === "PF001" || state === "PF004") by.heartbeat.suspect(by.holdings);
-    // At the commit a deferred trigger or constraint of the program may fail.
-    const isOurs = stage === "begin" || stage === "end";
-    const typed = isOurs ? errorOfCall(error, transaction.role) : errorOfWork(error);
-    // NULL from lease_adopt: an older number is guarded. PF004 from it: another holder has adopted
-    // this number.
-    const isTaken = stage === "begin" && by.adopted && (state === "22004" || state === "PF004");
-    if (!isTaken || !(typed instanceof Refused)) return typed;
-    const { holder } = typed.detail;
-    const name = typeof holder === "string" ? holder : undefined;
-    return new LeaseTaken([by.adopted.name], name, undefined, undefined, error);
+    if (type === "TransactionLost") {
+      const ended = `the session ended under the transaction: ${(error as Error).message}`;
+      return Object.assign(new TransactionLost(LOST[code] ?? ended, error), { inDoubt });
+    }
+    if (type === "LeaseTaken") {
+      const { holder } = refusal(error).detail;
+      const names = this.#pairs.map(({ name }) => name);
+      const by = typeof holder === "string" ? holder : undefined;
+      return new LeaseTaken(names, by, undefined, undefined, error);
+    }
+    return typed(error, type, this.transaction.role, this.#table);
   }
 }

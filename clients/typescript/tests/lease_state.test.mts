@@ -6,7 +6,8 @@ import { join } from "node:path";
 import { test } from "node:test";
 import { fileURLToPath } from "node:url";
 
-import { LeadState, LeaseStates, NEVER } from "../dist/lease_state.js";
+import { guardFailed, LeadState, LeaseStates, NEVER } from "../dist/lease_state.js";
+import type { GuardError } from "../dist/lease_state.js";
 
 type Fields = Record<string, any>;
 type Step = Record<"held" | "deadline" | "next_beat", Record<string, any> | undefined> & {
@@ -49,14 +50,14 @@ function matches(actual: Fields, expected: Fields): boolean {
 function lead(
   leader: LeadState,
   now: number,
-  { what, cause, lost = false }: Fields,
+  { what, error = "", code = "", lost = false }: Fields,
 ): readonly object[] {
   const inputs: Record<string, () => object[]> = {
     start: () => leader.start(),
     granted: () => leader.granted(now),
     "work done": () => leader.workDone(),
-    "work failed": () => leader.workFailed(now, cause, lost),
-    "not granted": () => leader.notGranted(now, cause),
+    "work failed": () => leader.workFailed(now, error, code, lost),
+    "not granted": () => leader.notGranted(now, error, code),
     stop: () => leader.stop(),
     tick: () => leader.tick(now),
   };
@@ -98,8 +99,8 @@ function play({ jitter = 0, steps }: { jitter?: number; steps: Step[] }): void {
     if (what === "lead") {
       leader ??= new LeadState(raw.ttl, jitter);
       out = lead(leader, at, raw);
-    } else if (what !== "nothing")
-      out = states.step(at, () => input(states, what, fields), raw.call);
+    } else if (what === "guard_failed") out = [guardFailed(fields as GuardError)];
+    else if (what !== "nothing") out = states.step(at, () => input(states, what, fields), raw.call);
     calls += out.filter((effect) => "call" in effect).length;
     const effects = out.map((effect) => renamed(effect, snake));
     const message = `step ${i} at ${at}: ${JSON.stringify(effects)}`;
