@@ -1326,16 +1326,18 @@ type guardFailure struct {
 // guardFailed returns what follows from an error in a guarded transaction: Error, InDoubt, Last,
 // Suspect and Again. Error is "" if the error remains the driver's or the work's own.
 func guardFailed(f guardFailure) (e effect) {
-	hasEnded, isClosed := endsSession(f.Code), f.Session == "closed"
+	hasEnded := endsSession(f.Code)
+	// An answer of the server is no end, even if the session has ended after it.
+	isOwnEnd := f.Session == "closed" && (hasEnded || f.Code == "")
 	switch f.Stage {
 	case "open":
 		// Without a connection no transaction has begun.
-		hasEnded = isClosed
+		hasEnded = endsOpenSession(f.Code) || isOwnEnd
 	case "work":
 		// The work may use other connections, whose end is not the end of this one.
-		hasEnded = hasEnded && (f.Session != "open" || !hasAnyPrefix(f.Code, "ended", "08"))
+		hasEnded = endsOpenSession(f.Code) || hasEnded && f.Session != "open"
 	default:
-		hasEnded = hasEnded || isClosed
+		hasEnded = hasEnded || isOwnEnd
 	}
 	isCommit, isNoTransaction := f.Stage == "commit", f.Code == "no transaction"
 	switch {
@@ -1452,11 +1454,15 @@ func isTransient(code string) bool {
 
 func isLockError(code string) bool { return hasAnyPrefix(code, "55P03") || isConflict(code) }
 
-// endsSession reports whether a session has ended: idle in transaction, transaction_timeout,
-// terminated, crashed, starting, idle, and the class of connection errors.
+// endsSession reports whether a session has ended, or could not be opened.
 func endsSession(code string) bool {
-	return hasAnyPrefix(code,
-		"ended", "08", "25P03", "25P04", "57P01", "57P02", "57P03", "57P05")
+	return hasAnyPrefix(code, "ended", "57P03", "08") || endsOpenSession(code)
+}
+
+// endsOpenSession reports whether the server has ended an open session: idle in transaction,
+// transaction_timeout, terminated, crashed, idle.
+func endsOpenSession(code string) bool {
+	return hasAnyPrefix(code, "25P03", "25P04", "57P01", "57P02", "57P05")
 }
 
 func notGranted(code string, isOpening bool) effect {

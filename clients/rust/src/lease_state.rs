@@ -1554,13 +1554,15 @@ pub fn guard_failed(
     is_inner: bool,
     is_lost: bool,
 ) -> GuardFailure {
+    let ends = ends_session(code);
+    // An answer of the server is no end, even if the session has ended after it.
+    let is_own_end = session == Session::Closed && (ends || code.is_empty());
     let is_broken = match stage {
         // Without a connection no transaction has begun.
-        GuardStage::Open => session == Session::Closed,
+        GuardStage::Open => ends_open_session(code) || is_own_end,
         // The work may use other connections, whose end is not the end of this one.
-        GuardStage::Work if session == Session::Open && is_one_of(&["ended", "08"], code) => false,
-        GuardStage::Work => ends_session(code),
-        _ => ends_session(code) || session == Session::Closed,
+        GuardStage::Work => ends_open_session(code) || ends && session != Session::Open,
+        _ => ends || is_own_end,
     };
     let is_end = matches!(stage, GuardStage::Check | GuardStage::Release | GuardStage::Commit);
     let is_own = matches!(stage, GuardStage::Begin | GuardStage::Release);
@@ -1697,11 +1699,15 @@ fn is_lock_error(code: &str) -> bool {
     is_conflict(code) || code == "55P03"
 }
 
-/// True if a session has ended: idle in transaction, transaction_timeout, terminated, crashed,
-/// starting, idle, and the class of connection errors.
+/// True if a session has ended, or could not be opened.
 fn ends_session(code: &str) -> bool {
-    let ends = ["ended", "08", "25P03", "25P04", "57P01", "57P02", "57P03", "57P05"];
-    is_one_of(&ends, code)
+    is_one_of(&["ended", "57P03", "08"], code) || ends_open_session(code)
+}
+
+/// True if the server has ended an open session: idle in transaction, transaction_timeout,
+/// terminated, crashed, idle.
+fn ends_open_session(code: &str) -> bool {
+    matches!(code, "25P03" | "25P04" | "57P01" | "57P02" | "57P05")
 }
 
 fn denial(code: &str, is_opening: bool) -> Denial {

@@ -1125,12 +1125,14 @@ export type GuardFailure = ReturnType<typeof guardFailed>;
 /** Returns what follows from an error in a guarded transaction. */
 export function guardFailed(failed: GuardError) {
   const { stage, code, session = "open", of = "names", isInner = false, isLost = false } = failed;
-  let isBroken = endsSession(code) || session === "closed";
+  // An answer of the server is no end, even if the session has ended after it.
+  const isOwnEnd = session === "closed" && (endsSession(code) || code === "");
+  let isBroken = endsSession(code) || isOwnEnd;
   // Without a connection no transaction has begun.
-  if (stage === "open") isBroken = session === "closed";
+  if (stage === "open") isBroken = endsOpenSession(code) || isOwnEnd;
   // The work may use other connections, whose end is not the end of this one.
   else if (stage === "work")
-    isBroken = endsSession(code) && !(session === "open" && /^(ended|08)/.test(code));
+    isBroken = endsOpenSession(code) || (endsSession(code) && session !== "open");
   const hasFailed = code === "25P02" && /^(check|release|commit)$/.test(stage);
   const hasNone = code === "no transaction";
   // With 25P03 and 25P04 the server has ended an idle transaction before it read the commit.
@@ -1150,7 +1152,7 @@ export function guardFailed(failed: GuardError) {
   // The next renewal, which is due at once, shows whether the leases are lost.
   const suspect = of !== "adopted" && /^PF00[14]$/.test(code);
   // After a failover a token is valid only after a renewal: the guard begins once more.
-  const again = suspect && stage === "begin" && code === "PF004" && !isInner;
+  const again = error === "Refused" && stage === "begin" && code === "PF004" && !isInner;
   return { error, inDoubt, last, suspect, again };
 }
 
@@ -1214,7 +1216,12 @@ const isTransient = (code: string) =>
 const isLockError = (code: string) => code === "55P03" || isConflictError(code);
 /** True if a session has ended: idle in transaction, transaction_timeout, terminated, crashed,
  * starting, idle, and the class of connection errors. */
-export const endsSession = (code: string) => /^(ended|08|25P0[34]|57P0[1235])/.test(code);
+export const endsSession = (code: string) =>
+  /^(ended|57P03|08)/.test(code) || endsOpenSession(code);
+
+/** True if the server has ended an open session: idle in transaction, transaction_timeout,
+ * terminated, crashed, idle. */
+const endsOpenSession = (code: string) => /^(25P0[34]|57P0[125])$/.test(code);
 
 function notGranted(code: string, isOpening: boolean): ReplyError {
   const sqlstate = /^[0-9A-Z]{5}$/.test(code) ? code : undefined;

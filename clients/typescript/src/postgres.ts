@@ -186,9 +186,6 @@ class PostgresTransaction extends Transaction<TransactionSql> {
       // connection for which others wait.
       this.#whole.catch((error) => {
         this.isOver = true;
-        // With these codes a session has ended that was open. The driver may keep such an error,
-        // and throw it when it begins on the next session.
-        if (/^(25P0[34]|57P0[125])$/.test(sqlstateOf(error))) this.markBroken(error);
         reject(error);
       });
     });

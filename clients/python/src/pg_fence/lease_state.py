@@ -972,15 +972,17 @@ def guard_failed(
     without one says that a session has ended; `no transaction`, if the work has ended it; or an empty
     text. `session` is the guard's own: `open`, `closed` or `unknown`. `of`: `names`, `rows` (of a
     table alone) or `adopted`. `is_inner`: it is a savepoint. `is_lost`: a lease of it is lost."""
+    is_end = _ends_session(code)
+    # An answer of the server is no end, even if the session has ended after it.
+    is_own_end = session == "closed" and (is_end or not code)
     if stage == "open":
         # Without a connection no transaction has begun.
-        is_broken = session == "closed"
+        is_broken = _ends_open_session(code) or is_own_end
     elif stage == "work":
         # The work may use other connections, whose end is not the end of this one.
-        is_others = session == "open" and (code == "ended" or code.startswith("08"))
-        is_broken = _ends_session(code) and not is_others
+        is_broken = _ends_open_session(code) or (is_end and session != "open")
     else:
-        is_broken = _ends_session(code) or session == "closed"
+        is_broken = is_end or is_own_end
     has_failed = code == "25P02" and stage in {"check", "release", "commit"}
     # With 25P03 and 25P04 the server has ended an idle transaction before it read the commit.
     is_unknown = stage == "commit" and not is_inner and code not in {"25P03", "25P04"}
@@ -1076,10 +1078,14 @@ def _is_lock_error(code: str) -> bool:
 
 
 def _ends_session(code: str) -> bool:
-    """True if a session has ended: idle in transaction, transaction_timeout, terminated, crashed,
-    starting, idle, and the class of connection errors."""
-    ends = ("08", "25P03", "25P04", "57P01", "57P02", "57P03", "57P05")
-    return code == "ended" or code.startswith(ends)
+    """True if a session has ended, or could not be opened."""
+    return code in {"ended", "57P03"} or code.startswith("08") or _ends_open_session(code)
+
+
+def _ends_open_session(code: str) -> bool:
+    """True if the server has ended an open session: idle in transaction, transaction_timeout,
+    terminated, crashed, idle."""
+    return code in {"25P03", "25P04", "57P01", "57P02", "57P05"}
 
 
 def _not_granted(code: str, is_opening: bool) -> dict[str, str]:

@@ -1364,14 +1364,16 @@ final class LeaseStates {
      */
     static GuardFailure guardFailed(
             Stage stage, String code, String session, String of, boolean isInner, boolean isLost) {
-        boolean isClosed = session.equals("closed"), ends = endsSession(code);
-        // The work may use other connections, whose end is not the end of this one.
-        boolean isOthers = session.equals("open") && code.matches("ended|08...");
+        boolean isEnd = endsSession(code), isOpenEnd = endsOpenSession(code);
+        // An answer of the server is no end, even if the session has ended after it.
+        boolean isOwnEnd = session.equals("closed") && (isEnd || code.isEmpty());
         boolean isBroken =
                 switch (stage) {
-                    case OPEN -> isClosed; // Without a connection no transaction has begun.
-                    case WORK -> ends && !isOthers;
-                    default -> ends || isClosed;
+                    // Without a connection no transaction has begun.
+                    case OPEN -> isOpenEnd || isOwnEnd;
+                    // The work may use other connections, whose end is not the end of this one.
+                    case WORK -> isOpenEnd || isEnd && !session.equals("open");
+                    default -> isEnd || isOwnEnd;
                 };
         boolean hasFailed = code.equals("25P02") && stage.compareTo(Stage.CHECK) >= 0;
         boolean isEnded = code.equals("no transaction");
@@ -1467,12 +1469,17 @@ final class LeaseStates {
         return isConflict(code) || code.equals("55P03");
     }
 
-    /**
-     * Returns true if a session has ended: idle in transaction, transaction_timeout, terminated,
-     * crashed, starting, idle, and the class of connection errors.
-     */
+    /** Returns true if a session has ended, or could not be opened. */
     private static boolean endsSession(String code) {
-        return code.matches("ended|08...|25P0[34]|57P0[1235]");
+        return code.matches("ended|57P03|08...") || endsOpenSession(code);
+    }
+
+    /**
+     * Returns true if the server has ended an open session: idle in transaction,
+     * transaction_timeout, terminated, crashed, idle.
+     */
+    private static boolean endsOpenSession(String code) {
+        return code.matches("25P0[34]|57P0[125]");
     }
 
     /** The error of an acquire that was sent. */
