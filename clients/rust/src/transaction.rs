@@ -316,11 +316,12 @@ impl GuardState {
     fn failed(&self, stage: GuardStage, error: impl Into<BoxError>) -> Failed {
         let error = Error::other(error);
         let (code, session) = (code_of(&error), session_of(&error));
-        let code = match (stage, &*code) {
-            (GuardStage::Check, "22P02" | "42704") => "no transaction",
+        let (stage, code) = match (stage, &*code) {
+            // Here the check follows the release, which may have been committed by itself.
+            (GuardStage::Check, "22P02" | "42704") => (GuardStage::Commit, "no transaction"),
             // There is no savepoint, or no transaction.
-            (GuardStage::Commit, "3B001" | "25P01") if !self.is_whole => "no transaction",
-            (_, code) => code,
+            (GuardStage::Commit, "3B001" | "25P01") if !self.is_whole => (stage, "no transaction"),
+            (_, code) => (stage, code),
         };
         let (mut loss, is_inner) = (self.loss(), !self.is_whole);
         let follows = guard_failed(stage, code, session, self.of, is_inner, loss.is_some());
