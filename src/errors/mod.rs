@@ -577,6 +577,12 @@ pub fn renew_first(not_speaking: Report) -> Report {
     Report { hint: hint.into(), ..not_speaking }.detailed(|d| d.renew_first = Some(true))
 }
 
+/// Adds to PF004 that another adoption of the same number helps, because only a new epoch keeps it from speaking.
+pub fn adopt_again(not_speaking: Report) -> Report {
+    let hint = "The number is still the lease's, but the database has failed over, or been restored or copied, since it was adopted: call lease_adopt with it again.";
+    Report { hint: hint.into(), ..not_speaking }
+}
+
 /// PF005: TRUNCATE presents no token and fires no row triggers.
 pub fn unfenceable() -> Report {
     Report::new(

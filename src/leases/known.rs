@@ -124,8 +124,11 @@ pub fn not_speaking(name: &[u8], token: Token, caller: Caller) -> Report {
     let (now, epoch) = (clock::now(), tokens::epoch().unwrap_or(Epoch::FIRST));
     let awaits_renewal = |row: &Row| row.grant.awaits_renewal(token, now, epoch);
     let is_visible = |row: &Row| may_know_of(row, caller.in_trigger());
-    if of_token(&rows, token).is_some_and(|row| awaits_renewal(row) && is_visible(row)) {
-        report = errors::renew_first(report);
+    match of_token(&rows, token).filter(|row| awaits_renewal(row) && is_visible(row)) {
+        // lease_renew refuses an adopted lease.
+        Some(row) if row.grant.adopted.is_some() => report = errors::adopt_again(report),
+        Some(_) => report = errors::renew_first(report),
+        None => {}
     }
     if !role_prefix::is_visible(name) {
         return report;
