@@ -22,7 +22,7 @@ COMMENT ON COLUMN fence.stats.wait_time IS 'how long they stood there, in millis
 COMMENT ON COLUMN fence.stats.renewals IS 'leases renewed';
 COMMENT ON COLUMN fence.stats.renewals_lost IS 'renewals that were answered with NULL: a holder has found its lease lost';
 COMMENT ON COLUMN fence.stats.releases IS 'leases released by their holders';
-COMMENT ON COLUMN fence.stats.revocations IS 'grants ended by lease_revoke';
+COMMENT ON COLUMN fence.stats.revocations IS 'grants ended by lease_revoke or lease_evict';
 COMMENT ON COLUMN fence.stats.take_overs IS 'leases granted over a grant that had expired or was abandoned';
 COMMENT ON COLUMN fence.stats.guards IS
     'grants that a transaction has begun to guard, by lease_guard or by a write to a bound table';

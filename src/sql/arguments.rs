@@ -163,7 +163,7 @@ pub fn token(args: &Args, n: usize) -> Result<Token, Report> {
         Some(_) => Err(errors::bad_argument(
             "token",
             "a fencing token is at least 1",
-            "Pass the token that lease_acquire or lease_renew returned.",
+            "Pass the token that lease_acquire, lease_renew or the service of an adopted lease returned.",
         )),
     }
 }
@@ -286,13 +286,20 @@ pub fn adopt(args: &Args) -> Result<(Adoption, Duration), Report> {
 
 /// The age above which grants are deleted; NULL means the default.
 pub fn older_than(args: &Args, n: usize) -> Result<Span, Report> {
-    match args.interval_us(n) {
-        None => Ok(OLDER_THAN_DEFAULT),
-        Some(us) if us >= 0 => Ok(Span::from_micros(us)),
-        Some(_) => Err(errors::bad_argument(
-            "older_than",
-            "older_than must not be negative",
-            "'1 day' keeps what ended within the last day.",
-        )),
+    Ok(age(args, n, "older_than")?.unwrap_or(OLDER_THAN_DEFAULT))
+}
+
+/// An age that the caller must give.
+pub fn than(args: &Args, n: usize) -> Result<Span, Report> {
+    age(args, n, "than")?.ok_or_else(|| errors::null_argument("than"))
+}
+
+fn age(args: &Args, n: usize, argument: &'static str) -> Result<Option<Span>, Report> {
+    let age = args.interval_us(n);
+    if age.is_some_and(|us| us < 0) {
+        let message = format!("{argument} must not be negative");
+        let hint = "'1 day' keeps what ended within the last day.";
+        return Err(errors::bad_argument(argument, &message, hint));
     }
+    Ok(age.map(Span::from_micros))
 }

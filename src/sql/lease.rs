@@ -222,11 +222,10 @@ pub fn forget(args: Args) -> Result<Answer, Report> {
 /// `lease_forget_older(than) → bigint`: deletes the rows of adopted names that have been free for longer, and returns
 /// their number. Errors: 22004, 22023, 25006.
 pub fn forget_older(args: Args) -> Result<Answer, Report> {
-    args.datum(0).ok_or_else(|| errors::null_argument("than"))?;
-    let older_than = arguments::older_than(&args, 0)?;
+    let than = arguments::than(&args, 0)?;
     xact::writable(c"lease_forget_older()");
     let table = LeaseTable::open(Access::Write)?;
-    let horizon = clock::now() - older_than;
+    let horizon = clock::now() - than;
     Ok(prune_all(&table, |row| is_forgettable(row, horizon))?.into())
 }
 
