@@ -66,11 +66,12 @@ def now() -> int:
 
 #: How long close() waits for the handlers of the last events and lines of the log, in seconds.
 _REPORTED = 1.0
-_LONGEST_SPAN = timedelta.max // timedelta(milliseconds=1)
+_MILLISECOND = timedelta(milliseconds=1)
+_LONGEST_SPAN = timedelta.max // _MILLISECOND
 
 
-def span(ms: float) -> timedelta:
-    return timedelta(milliseconds=min(ms, _LONGEST_SPAN))
+def span(ms: int) -> timedelta:
+    return min(ms, _LONGEST_SPAN) * _MILLISECOND
 
 
 @dataclass(eq=False)
@@ -211,7 +212,7 @@ class Heartbeat:
         self.input(self.states.close)
         await outcome(self._closed, is_async)
         reported = uncancellable()
-        self.input(lambda: self._answer(partial(reported.set_result, None)))
+        self.input(lambda: self._answer(reported))
         if is_async:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(asyncio.wrap_future(reported), _REPORTED)
@@ -273,8 +274,7 @@ class Heartbeat:
                 if not holding.granted.done():
                     self.states.give_up(id)
                     del self._holdings[id]
-                    died = FenceError("the heartbeat has failed")
-                    self._answer(partial(holding.granted.set_exception, died))
+                    self._answer(holding.granted, FenceError("the heartbeat has failed"))
         self._start_reports()
         if future is not None:
             future.set_result(None)
@@ -311,12 +311,10 @@ class Heartbeat:
                 if connection := self._connections.pop(number, None):
                     connection.hang_up()
             case {"reply": id, "error": ""}:
-                self._answer(partial(self._holdings[id].granted.set_result, None))
+                self._answer(self._holdings[id].granted)
             case {"reply": id}:
                 holding = self._holdings.pop(id)
-                self._answer(
-                    partial(holding.granted.set_exception, _acquire_error(holding, effect))
-                )
+                self._answer(holding.granted, _acquire_error(holding, effect))
             case {"log": "not acquired", "key": id, "code": code}:
                 error = self._holdings[id].cause if code != "no answer" else None
                 self._log("no lease could be acquired, and it is tried again: %s", error or code)
@@ -350,24 +348,20 @@ class Heartbeat:
         self, kind: Kind, names: tuple[str, ...], token: int = 0, left: int = 0, reason: str = ""
     ) -> None:
         if self._on_event is not None:
-            until = now() + left
-            self._report(
+            until = self.states.now + left
+            self._reports.append(
                 partial(_call_handler, self._on_event, kind, names, token, until, reason or None)
             )
 
     def _log(self, line: str, *values: object, cause: BaseException | None = None) -> None:
-        self._report(partial(_write_log, line, *values, cause=cause))
+        self._reports.append(partial(_write_log, line, *values, cause=cause))
 
-    def _report(self, call: Callable[[], object]) -> None:
-        """Adds a call of the program's code, which may block."""
-        self._reports.append(call)
-
-    def _answer(self, call: Callable[[], object]) -> None:
+    def _answer(self, future: Future[None], error: BaseException | None = None) -> None:
         """Gives an answer to the program, after what is to be reported before it."""
         if self._reports or self._reporter is not None:
-            self._report(call)
+            self._reports.append(partial(_settle, future, error))
         else:
-            call()
+            _settle(future, error)
 
     def _start_reports(self) -> None:
         """Has the reports of a step be called by a thread that does nothing else."""
@@ -395,9 +389,7 @@ class Heartbeat:
                     self._reporter = None
                     return
             for call in self._batches.get():
-                # When the heartbeat has failed, an acquire may have its answer already.
-                with contextlib.suppress(InvalidStateError):
-                    call()
+                call()
 
     # Calls, which run in the threads of their connections.
 
@@ -437,6 +429,12 @@ class Heartbeat:
             self.states.failed(call.number, code, broken)
 
         self._put(decide, call.number)
+
+
+def _settle(future: Future[None], error: BaseException | None) -> None:
+    # When the heartbeat has failed, an acquire may have its answer already.
+    with contextlib.suppress(InvalidStateError):
+        future.set_result(None) if error is None else future.set_exception(error)
 
 
 def _call_handler(
