@@ -374,8 +374,8 @@ class LeaseStates(Sender):
         live = [lease for lease in self.leases.values() if lease.is_live]
         times += [lease.ends_at for lease in live]
         times += [lease.deadline for lease in live if not lease.row_locks]
-        idle = [lease for lease in live if not lease.is_busy]
-        times += [lease.beat_at for lease in idle if is_free or lease.confirms_separately]
+        beating = live if is_free else [lease for lease in live if lease.confirms_separately]
+        times += [lease.beat_at for lease in beating if not lease.is_busy]
         if self.closed_at < NEVER and not self.has_closed:
             times.append(self.closed_at + CLOSE_TIMEOUT)
         return max(now, min(*times, now + CHECK_INTERVAL)) if times else NEVER
@@ -420,9 +420,9 @@ class LeaseStates(Sender):
         self._end_if_idle()
 
     def _send_on_shared_connection(self) -> None:
-        due = (lease for lease in self.leases.values() if lease.beat_at <= self.now)
-        renewable = (lease for lease in due if lease.is_renewable)
-        first = min(renewable, key=lambda lease: lease.beat_at, default=None)
+        due = [lease for lease in self.leases.values() if lease.beat_at <= self.now]
+        due.sort(key=lambda lease: lease.beat_at)
+        first = next((lease for lease in due if lease.is_renewable), None)
         releases = (one for one in self.releases if one.due_at <= self.now and not one.call)
         release = next(releases, None)
         due = (lease for lease in self.requests.values() if lease.due_at <= self.now)
@@ -576,9 +576,9 @@ class LeaseStates(Sender):
         self, lease: LeaseState, rows: Sequence[Any], call: Call, kept_any: bool
     ) -> None:
         """Applies the outcomes of the names of one lease."""
-        by_name, remainings, intervals, codes = zip(*rows, strict=True)
-        outcomes = set(by_name)
-        again = min([one for one in intervals if one is not None], default=None)
+        by_name, remainings, intervals, codes = zip(*rows)
+        outcomes, known = set(by_name), [one for one in intervals if one is not None]
+        again = min(known) if known else None
         is_lost = "lost" in outcomes or "refused" in outcomes
         lease.is_renewal_answered = True
         if not lease.is_live or (is_lost and lease.last_transactions):
@@ -871,8 +871,9 @@ class LeaseStates(Sender):
 
     def _emit(self, event: str, lease: LeaseState) -> None:
         left = lease.deadline - self.now if lease.is_held else 0
-        effect = {"event": event, "key": lease.id, "token": lease.token, "remaining": left}
-        self.effects.append({**effect, "reason": lease.reason, "advice": lease.advice})
+        effect: Effect = {"event": event, "key": lease.id, "token": lease.token, "remaining": left}
+        effect["reason"], effect["advice"] = lease.reason, lease.advice
+        self.effects.append(effect)
 
     def _log(self, what: str, reason: str = "") -> None:
         """Writes one line for all equal ones of a step, with their count."""
