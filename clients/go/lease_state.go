@@ -1340,10 +1340,12 @@ func guardFailed(f guardFailure) (e effect) {
 		hasEnded = hasEnded || isOwnEnd
 	}
 	isCommit, isNoTransaction := f.Stage == "commit", f.Code == "no transaction"
-	switch {
-	case hasEnded:
+	if hasEnded || f.Code == "" {
 		// With 25P03 and 25P04 the server has ended an idle transaction before it read the commit.
 		e.InDoubt = isCommit && !f.IsInner && !hasAnyPrefix(f.Code, "25P03", "25P04")
+	}
+	switch {
+	case hasEnded:
 		if e.Error = TransactionLost; f.IsLost {
 			e.Error = LeaseLost
 		}

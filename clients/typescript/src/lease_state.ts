@@ -1137,7 +1137,7 @@ export function guardFailed(failed: GuardError) {
   const hasNone = code === "no transaction";
   // With 25P03 and 25P04 the server has ended an idle transaction before it read the commit.
   const isUnknown = stage === "commit" && !isInner && !/^25P0[34]$/.test(code);
-  const inDoubt = isBroken ? isUnknown : hasNone;
+  const inDoubt = isBroken || code === "" ? isUnknown : hasNone;
   let error: ErrorType | "LeaseLost" | "LeaseTaken" | "TransactionLost";
   if (isBroken) error = isLost ? "LeaseLost" : "TransactionLost";
   else if (hasFailed || hasNone) error = "TransactionLost";

@@ -987,7 +987,7 @@ def guard_failed(
     has_failed = code == "25P02" and stage in {"check", "release", "commit"}
     # With 25P03 and 25P04 the server has ended an idle transaction before it read the commit.
     is_unknown = stage == "commit" and not is_inner and code not in {"25P03", "25P04"}
-    in_doubt = is_unknown if is_broken else code == "no transaction"
+    in_doubt = is_unknown if is_broken or not code else code == "no transaction"
     if is_broken:
         error = "LeaseLost" if is_lost else "TransactionLost"
     elif has_failed or code == "no transaction":

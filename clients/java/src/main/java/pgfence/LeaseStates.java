@@ -1379,7 +1379,7 @@ final class LeaseStates {
         boolean isEnded = code.equals("no transaction");
         // With 25P03 and 25P04 the server has ended an idle transaction before it read the commit.
         boolean isUnknown = stage == Stage.COMMIT && !isInner && !code.matches("25P0[34]");
-        boolean inDoubt = isBroken ? isUnknown : isEnded;
+        boolean inDoubt = isBroken || code.isEmpty() ? isUnknown : isEnded;
         String error;
         if (isBroken) {
             error = isLost ? "LeaseLost" : "TransactionLost";
