@@ -12,6 +12,7 @@ import gc
 import logging
 import os
 import pickle
+import signal
 import socket
 import threading
 import time
@@ -32,7 +33,7 @@ from psycopg import RawCursor
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.errors import DivisionByZero, InvalidSchemaName, OperationalError
 from psycopg.rows import dict_row
-from sqlalchemy import BigInteger, Connection, create_engine, make_url, text
+from sqlalchemy import BigInteger, Connection, create_engine, event, make_url, text
 from sqlalchemy.exc import DataError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, create_async_engine
@@ -190,6 +191,9 @@ class Tests(unittest.TestCase):
                     await execute(on, PAY)
             refused = raised.exception
             self.assertEqual((refused.sqlstate, refused.detail["lease"]), ("PF004", "order:7"))
+            with self.assertRaisesRegex(RuntimeError, "the program's own"):
+                async with entered(lease.guard(on)):
+                    raise RuntimeError("the program's own") from refused
             # SQLAlchemy on asyncpg sends one statement at a time.
             is_alchemys = isinstance(on, (Session, AsyncSession, AsyncConnection))
             for ends, swallowed, in_doubt in (
@@ -259,11 +263,14 @@ class Tests(unittest.TestCase):
     async def test_a_loss_ends_a_commit_that_hangs_and_is_in_doubt(
         self, fence: Any, on: Any
     ) -> None:
+        self.commits_hang()
+        await self.lose(fence, on, PAY)
+
+    def commits_hang(self) -> None:
         self.admin.execute("""CREATE OR REPLACE FUNCTION hangs() RETURNS trigger LANGUAGE plpgsql AS
             $$BEGIN PERFORM pg_sleep(60); RETURN NULL; END$$;
             CREATE CONSTRAINT TRIGGER hangs AFTER UPDATE ON orders
             DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION hangs()""")
-        await self.lose(fence, on, PAY)
 
     def test_anothers_cancellation_stays_one(self) -> None:
         async def waits() -> None:
@@ -398,14 +405,53 @@ class Tests(unittest.TestCase):
                 session.execute(text(PAY))
             self.assertEqual(self.value(STATUS), "paid")
 
-    def test_a_hook_of_django_that_fails_after_the_commit(self) -> None:
-        on = connections["default"]
-        self.addCleanup(on.close)
-        with self.assertNoLogs("pg_fence"), self.fence.lease("order:7") as lease:
-            with self.assertRaises(ZeroDivisionError), lease.guard(on, release=True):
-                on.cursor().execute(PAY)
-                on_commit(lambda: 1 / 0)
-            self.assertEqual(self.value(STATUS), "paid")
+    def test_a_hook_that_fails_after_the_commit(self) -> None:
+        engine = create_engine(PSYCOPG, **ONE)
+        on, session = connections["default"], Session(engine)
+        for end in engine.dispose, session.close, on.close:
+            self.addCleanup(end)
+
+        def fail(*_: object) -> None:
+            self.value("SELECT 1 / 0")
+
+        event.listen(session, "after_commit", fail)
+        for execute_on, hook in (on.cursor(), fail), (on.cursor(), lambda: 1 / 0), (session, None):
+            self.make_tables()
+            with self.assertNoLogs("pg_fence"), self.fence.lease("order:7") as lease:
+                guard = lease.guard(on if hook else session, release=True)
+                with self.assertRaises((DivisionByZero, ZeroDivisionError)), guard:
+                    execute_on.execute(PAY if hook else text(PAY))
+                    if hook:
+                        on_commit(hook)
+                self.assertEqual((self.value(STATUS), lease.held), ("paid", False))
+
+    def test_a_commit_without_an_answer_in_time(self) -> None:
+        class TimeLimit(Exception):
+            pass
+
+        def interrupt(*_: object) -> None:
+            raise TimeLimit
+
+        async def give_up() -> None:
+            on = await asyncpg.connect(URL, command_timeout=0.3)
+            with self.assertRaises(TransactionLost) as raised:
+                async with AsyncFence(URL) as fence, fence.lease("order:7") as lease:
+                    async with lease.guard(on):
+                        await on.execute(PAY)
+            self.assertTrue(raised.exception.in_doubt)
+            await on.close()
+
+        self.commits_hang()
+        asyncio.run(give_up())
+        # An error of a signal handler remains what it is.
+        self.addCleanup(signal.signal, signal.SIGALRM, signal.signal(signal.SIGALRM, interrupt))
+        engine = create_engine(PSYCOPG, **ONE)
+        self.addCleanup(engine.dispose)
+        with Session(engine) as session, self.fence.lease("order:7") as lease:
+            with self.assertRaises(TimeLimit), lease.guard(session):
+                session.execute(text(NOTICES))
+                session.execute(text(PAY))
+                signal.setitimer(signal.ITIMER_REAL, 0.3)
 
     def test_a_block_that_somebody_is_in(self) -> None:
         slot = self.fence.lease("job", slots=2)
@@ -641,6 +687,12 @@ class Tests(unittest.TestCase):
         # As PgBouncer does to a connection whose server is terminated.
         strange = psycopg.InternalError("received 2 results from command 'BEGIN'")
         self.assertEqual(code_of(strange), "ended")
+        for words, code in {
+            "cannot call Connection.execute(): connection is closed": "ended",
+            "cannot perform operation: another operation is in progress": "",
+            "pool is closed": "",
+        }.items():
+            self.assertEqual(code_of(asyncpg.InterfaceError(words)), code, words)
         full = asyncpg.TooManyConnectionsError("sorry, too many clients already")
         self.assertEqual(code_of(full), "53300")
 

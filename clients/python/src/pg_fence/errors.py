@@ -97,9 +97,10 @@ _NEVER_OPENS = re.compile(
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Yields the error and those that it wraps: in `orig` of SQLAlchemy, as a cause of Django."""
+    """Yields the error and those that it wraps: in `orig` of SQLAlchemy, as a cause of Django. An
+    error that the program has raised from one of this package is the program's own."""
     seen: list[BaseException] = []
-    while error is not None and error not in seen:
+    while error is not None and error not in seen and not (seen and isinstance(error, FenceError)):
         seen.append(error)
         yield error
         inner = getattr(error, "orig", None)
@@ -121,6 +122,12 @@ def code_of(error: BaseException) -> str:
     return sqlstate_of(error) or ("ended" if is_broken else "")
 
 
+def is_of_driver(error: BaseException) -> bool:
+    """True if a driver or an ORM has raised the error, or one that it wraps."""
+    packages = ("psycopg", "asyncpg", "sqlalchemy", "django")
+    return any(type(one).__module__.startswith(packages) for one in _chain(error))
+
+
 def never_opens(error: BaseException) -> bool:
     """True if psycopg's error means, for each host, that no retry can open the connection."""
     first, *tries = str(error).split("\n- host: ")
@@ -136,8 +143,13 @@ def _is_broken(error: BaseException) -> bool:
         return any(frame.f_globals.get("__name__", "").startswith("asyncpg.") for frame in frames)
     # asyncpg raises InternalError and InternalClientError if the end comes at an unexpected moment.
     broken = {"OperationalError", "InterfaceError", "InternalError", "InternalClientError"}
-    is_drivers = type(error).__module__.startswith(("psycopg", "asyncpg"))
-    is_broken = is_drivers and type(error).__name__ in {*broken, "ConnectionTimeout"}
+    is_drivers, name = (
+        type(error).__module__.startswith(("psycopg", "asyncpg")),
+        type(error).__name__,
+    )
+    # asyncpg and psycopg also raise it for wrong arguments and closed cursors and pools.
+    is_wrong_use = name == "InterfaceError" and "connection is closed" not in str(error)
+    is_broken = is_drivers and name in {*broken, "ConnectionTimeout"} and not is_wrong_use
     return is_broken and not never_opens(error)
 
 
@@ -169,8 +181,12 @@ def refusal(error: Exception) -> Refused:
     message, detail, hint = (
         (diag.message_primary, diag.message_detail, diag.message_hint)
         if diag
-        else (one, one.detail, one.hint)
+        else (one, getattr(one, "detail", None), getattr(one, "hint", None))
     )
-    # PostgreSQL's own errors have a plain text as DETAIL.
-    parsed = json.loads(detail) if detail and detail.startswith("{") else {}
+    try:
+        parsed = json.loads(str(detail))
+    except ValueError:
+        # PostgreSQL's own errors have a plain text as DETAIL.
+        parsed = None
+    parsed = parsed if isinstance(parsed, dict) else {}
     return Refused(str(message), sqlstate_of(error), parsed, hint)

@@ -21,6 +21,7 @@ from .errors import (
     LeaseTaken,
     TransactionLost,
     code_of,
+    is_of_driver,
     refusal,
     sqlstate_of,
     typed,
@@ -50,6 +51,9 @@ class Driver:
     """A transaction of a connection of psycopg or asyncpg, and the base class of the others. The
     guard takes over a transaction that the driver has begun for a mere SELECT. Within one that the
     program ends (`is_inner`) it is a savepoint."""
+
+    #: True after the commit, while hooks of the program may still fail.
+    has_committed = False
 
     def __init__(self, connection: Any, is_async: bool):
         self.connection, self.is_async, self.is_inner = connection, is_async, False
@@ -125,6 +129,9 @@ class Driver:
         raw = self.raw
         return bool(raw.is_closed() if hasattr(raw, "is_closed") else getattr(raw, "closed", False))
 
+    def _mark_committed(self, *_: object) -> None:
+        self.has_committed = True
+
     async def _run(self, call: Callable[[], Any]) -> Any:
         return await settled(call())
 
@@ -145,6 +152,19 @@ class SQLAlchemy(Driver):
 
     #: True while the transaction is open and has no block yet.
     _has_begun = False
+
+    async def commit(self) -> None:
+        if not hasattr(self._sync, "get_bind"):
+            await super().commit()
+            return
+        from sqlalchemy import event
+
+        # It comes before the program's own listeners.
+        event.listen(self._sync, "after_commit", self._mark_committed, insert=True)
+        try:
+            await super().commit()
+        finally:
+            event.remove(self._sync, "after_commit", self._mark_committed)
 
     async def begin(self, register: Callable[[Any], None]) -> None:
         of_session = getattr(self.connection, "sync_session", None)
@@ -211,6 +231,8 @@ class Django(Driver):
         self._began_by_itself = not self.is_inner and not self.connection.get_autocommit()
         register(self.raw)
         await self._enter(transaction.atomic(using=self.connection.alias))
+        # It comes before the program's own hooks.
+        transaction.on_commit(self._mark_committed, using=self.connection.alias)
 
     async def status(self) -> Status:
         return Status.INERROR if self.connection.needs_rollback else await super().status()
@@ -275,6 +297,7 @@ class Guard(Block[C]):
         self._connection, self._driver = connection, driver_of(connection)
         self._is_async = self._driver.is_async
         self._socket: socket | None = None
+        self._role: str | None = None
 
     async def _enter(self) -> C:
         self._transaction = self._around()
@@ -316,17 +339,20 @@ class Guard(Block[C]):
             await self._driver.commit()
             last_stage = "inner" if self._driver.is_inner else "committed"
         except BaseException as error:
+            if self._driver.has_committed:
+                # A hook of the program has failed.
+                last_stage = "inner" if self._driver.is_inner else "committed"
+                raise
             failure = self._failure(error, stage)
-            last_stage, typed_error = failure["last"], self._error_of(error, failure)
-            if stage == "commit":
-                is_interrupted = not isinstance(error, Exception)
+            last_stage = failure["last"]
+            if stage == "commit" and not isinstance(error, Exception):
+                last_stage = "in doubt"
                 for holding in self._holdings:
-                    holding.in_doubt = holding.in_doubt or is_interrupted
-                # Django's on_commit hooks run after the commit, and their errors have no SQLSTATE.
-                may_be_of_hook = not (sqlstate_of(error) or self._driver.is_inner)
-                if is_interrupted or may_be_of_hook:
-                    last_stage = "in doubt"
-            await self._roll_back(error)
+                    holding.in_doubt = True
+            try:
+                typed_error = self._error_of(error, failure)
+            finally:
+                await self._roll_back(error)
             if failure["suspect"]:
                 self._heartbeat.suspect(self._holdings)
             if typed_error is error:
@@ -368,6 +394,7 @@ class Guard(Block[C]):
 
     def _register(self, connection: Any) -> None:
         """From here on a loss cuts the connection, also while a statement hangs on it."""
+        self._role = getattr(getattr(connection, "info", None), "user", None)
         self._socket = handle_of(connection)
         for holding in self._held:
             holding.sockets.add(self._socket)
@@ -405,10 +432,17 @@ class Guard(Block[C]):
         self._unregister()
 
     def _failure(self, error: BaseException, stage: str) -> Effect:
+        raw = self._driver.raw
+        code = code_of(error)
+        if stage == "commit" and isinstance(error, TimeoutError) and hasattr(raw, "fetchval"):
+            # asyncpg's command_timeout: there is no answer.
+            code = "ended"
+        # SQLAlchemy ends the connection after an error of the program, as of a signal handler.
+        is_closed = self._driver.is_closed() and (code != "" or is_of_driver(error))
         return guard_failed(
             stage,
-            code_of(error),
-            "closed" if self._driver.is_closed() else "open",
+            code,
+            "closed" if is_closed else "open",
             "names" if self._holdings and self._names else "rows" if self._rows else "adopted",
             self._driver.is_inner,
             any(holding.is_lost for holding in self._held),
@@ -429,5 +463,4 @@ class Guard(Block[C]):
             return TransactionLost(_FAILED if has_failed else ended, in_doubt)
         if kind == "LeaseTaken":
             return LeaseTaken(self._names, refusal(error).detail.get("holder"))
-        role = getattr(getattr(self._driver.raw, "info", None), "user", None)
-        return typed(error, kind, role, of_table=not self._names)
+        return typed(error, kind, self._role, of_table=not self._names) if kind else error
