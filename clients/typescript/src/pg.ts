@@ -107,6 +107,9 @@ class PgTransaction extends Transaction<pg.ClientBase> {
     }
     this.#client = client;
     [this.role, this.pid] = [innerOf(client).user, innerOf(client).processID];
+    // The rollback ends it.
+    if (isPool(this.on) && status !== "I")
+      throw new TypeError("a client of the pool was in a transaction that nobody would commit");
     this.isInner = status !== "I";
     await this.#run(this.isInner ? "SAVEPOINT pg_fence" : "BEGIN").catch((error) => {
       // The session may have ended before it was watched.
@@ -139,7 +142,12 @@ class PgTransaction extends Transaction<pg.ClientBase> {
   }
 
   async commit(): Promise<void> {
-    const result = await this.#run(this.isInner ? "RELEASE SAVEPOINT pg_fence" : "COMMIT");
+    const end = this.#run(this.isInner ? "RELEASE SAVEPOINT pg_fence" : "COMMIT");
+    const result = await end.catch((error) => {
+      // The driver's query_timeout leaves the statement running.
+      if (codeOf(error) === "") this.markBroken(error);
+      throw error;
+    });
     if (result?.command === "ROLLBACK") throw new NotOpen("25P02");
   }
 

@@ -337,6 +337,32 @@ test("a connection that a guard cannot begin on is left as it was", { skip: !ON_
   await client.end();
 });
 
+test("a transaction that was left in a pool is nobody's", { skip: !ON_PG }, async (t) => {
+  const one = new pg.Pool({ connectionString: URL, max: 1 });
+  t.after(() => one.end());
+  await fence.lease("order:7", LONG, async (lease) => {
+    const pay = () => lease.guard(one, (tx) => run(tx, PAY));
+    await one.query("BEGIN");
+    await assert.rejects(pay(), /nobody would commit/);
+    await pay();
+    assert.equal(await status(), "paid");
+  });
+});
+
+test("a commit that times out in the driver is in doubt", { skip: !ON_PG }, async (t) => {
+  const impatient = new pg.Pool({ connectionString: URL, max: 1, query_timeout: 300 });
+  t.after(() => impatient.end());
+  await admin.query(`
+    CREATE OR REPLACE FUNCTION is_slow() RETURNS trigger LANGUAGE plpgsql AS
+    $$BEGIN PERFORM pg_sleep(1); RETURN NULL; END$$;
+    CREATE CONSTRAINT TRIGGER is_slow AFTER UPDATE ON orders
+    DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION is_slow()`);
+  await fence.lease("order:7", LONG, async (lease) => {
+    const pays = lease.guard(impatient, (tx) => run(tx, PAY));
+    await assert.rejects(pays, (error) => error instanceof TransactionLost && error.inDoubt);
+  });
+});
+
 test("an error of the program's own at the commit is left as it is", async (t) => {
   await admin.query(`
     CREATE FUNCTION fails() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM nothing(); END';
