@@ -122,14 +122,16 @@ const ANOTHER_ROLE =
   "a lease is used by the role that acquired it, and by its members: where login roles change, " +
   "let all of them act as one role (options=-c role=…, or SET ROLE)";
 
-/** Yields the error and those that it wraps. With `onlyOrms` it looks into no other wrappers than
- * the errors of ORMs, which have their statement as a property. */
+/** Yields the error and those that it wraps. An error that the program has made from one of this
+ * package is the program's own. With `onlyOrms` it looks into no other wrappers than the errors of
+ * ORMs, which have their statement as a property. */
 function* chain(
   error: unknown,
   onlyOrms = false,
   seen = new Set<unknown>(),
 ): Generator<ErrorFields> {
   if (Object(error) !== error || seen.has(error)) return;
+  if (seen.size > 0 && error instanceof FenceError) return;
   const outer = error as ErrorFields;
   seen.add(outer);
   yield outer;

@@ -258,6 +258,8 @@ test("several leases guard one transaction, and its last statement releases them
   assert.deepEqual([late.reason, late.inDoubt, late.names], ["gone", false, ["order:7"]]);
   const refused = await errorOf(() => two.guard(on, (tx) => run(tx, PAY)));
   assert.deepEqual([refused.detail.lease, refused.cause.code], ["order:7", "PF004"]);
+  const own = new Error("the program's own", { cause: refused });
+  assert.equal(await errorOf(() => two.guard(on, () => Promise.reject(own))), own);
   await two.guard(on, async () => {}, { release: true });
   assert.ok(!two.held && (await status()) === "new");
   await fence.lease("a", LONG, async () => {});

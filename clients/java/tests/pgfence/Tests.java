@@ -97,6 +97,16 @@ final class Tests {
         assertTrue(refused.detail().replace(" ", "").contains("\"lease\":\"order:7\""));
         assertNotNull(refused.hint());
         assertInstanceOf(ExecutionException.class, refused.getCause());
+        // What the program makes of it is the program's own.
+        Exception own = new IllegalStateException(refused);
+        Executable fails =
+                () ->
+                        lease.guard(
+                                on,
+                                () -> {
+                                    throw own;
+                                });
+        assertSame(own, assertThrows(IllegalStateException.class, fails));
     }
 
     @Test

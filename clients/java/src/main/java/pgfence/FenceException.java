@@ -253,8 +253,14 @@ public sealed class FenceException extends RuntimeException {
 
     // Finding the driver's error in an exception that may wrap it.
 
+    /**
+     * Returns the exception and its causes. An exception that the program has made from one of
+     * these is the program's own.
+     */
     private static Stream<Throwable> causes(Throwable error) {
-        return Stream.iterate(error, Objects::nonNull, Throwable::getCause).limit(50);
+        return Stream.iterate(error, Objects::nonNull, Throwable::getCause)
+                .limit(50)
+                .takeWhile(cause -> cause == error || !(cause instanceof FenceException));
     }
 
     /**
