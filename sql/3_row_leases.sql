@@ -126,8 +126,9 @@ BEGIN
             failure := NULL;
         EXCEPTION WHEN OTHERS THEN
             -- An error of the server is raised, and so is one of the only row, unless its write was refused. Of several
-            -- rows it is one's, which is looked for in halves; but the lock of the table is waited for once. (To a client
-            -- 42883 means that pg_fence is missing. Here it is an operator or a function of the table's.)
+            -- rows it is one's, which is looked for in halves; but the lock of the table is waited for once. What is wrong
+            -- with the row's key or ttl (class 22) is wrong the next time, too. (To a client 42883 means that pg_fence is
+            -- missing. Here it is an operator or a function of the table's.)
             IF pairs = 1 AND SQLSTATE = '42883' THEN
                 RAISE EXCEPTION USING ERRCODE = '42804', MESSAGE = format('cannot keep a row of %s: %s', relation, SQLERRM),
                     DETAIL = jsonb_build_object('relation', relation::text),
@@ -155,7 +156,7 @@ BEGIN
           LEFT JOIN answer AS m ON m.n = g.n AND m.outcome = lost
           LEFT JOIN answer AS k ON k.version = m.version AND k.outcome = kept
           LEFT JOIN answer AS s ON s.n = g.n AND s.outcome = later
-         CROSS JOIN LATERAL (SELECT CASE WHEN failure ~ '^PF' THEN lost WHEN failure = '42501' THEN refused WHEN failure <> '' THEN later
+         CROSS JOIN LATERAL (SELECT CASE WHEN failure ~ '^PF' THEN lost WHEN failure ~ '^(22|42501)' THEN refused WHEN failure <> '' THEN later
                     WHEN k.span IS NOT NULL THEN kept
                     -- A trigger of the table has passed over the write of a row that is held.
                     WHEN m.n IS NOT NULL THEN CASE WHEN k.version IS NULL AND m.span > '0' THEN later ELSE lost END
