@@ -28,7 +28,7 @@ DECLARE
         WHEN relation IS NULL OR fence_column IS NULL OR deadline IS NULL OR num_nulls(VARIADIC key_columns) IS DISTINCT FROM 0
           OR num_nulls(VARIADIC keys) + num_nulls(VARIADIC tokens) + num_nulls(VARIADIC ttls) IS DISTINCT FROM 0 THEN '22004'
         WHEN cardinality(tokens) <> pairs OR cardinality(ttls) <> pairs OR pairs > 10000 OR key_columns = '{}' OR 0 >= ANY (tokens)
-          OR num_nonnulls(array_length(keys, 2), array_length(tokens, 2), array_length(ttls, 2)) > 0
+          OR '0' >= ANY (ttls) OR num_nonnulls(array_length(keys, 2), array_length(tokens, 2), array_length(ttls, 2)) > 0
           OR array_lower(keys, 1) <> 1 OR array_lower(tokens, 1) <> 1 OR array_lower(ttls, 1) <> 1 OR (
             SELECT bool_or(CASE jsonb_typeof(k) WHEN 'array' THEN jsonb_array_length(k) <> cardinality(key_columns) ELSE true END)
               FROM unnest(keys) AS k) THEN '22023' END;
@@ -55,7 +55,7 @@ BEGIN
     IF fault IS NOT NULL THEN
         RAISE EXCEPTION USING ERRCODE = fault, DETAIL = '{"argument": "keys"}',
             MESSAGE = 'keys, tokens and ttls must be as many, at most 10000, and not NULL; a key has a value for each column',
-            HINT = 'Give a key like ["7"], a token and a ttl for each row.';
+            HINT = 'Give a key like ["7"], a token and a positive ttl for each row.';
     END IF;
     -- A managed table reads the token from the setting, so its rows are renewed one by one. (Of pg_fence_lite the first line
     -- of the trigger's function has the arguments.)
