@@ -22,22 +22,22 @@ DECLARE
  own oid := to_regrole(quote_ident(current_user));
  home text := nullif(current_setting('fence_lite.home'), '');
  mark text := format('pg_fence_lite, calls in schema %s', home);
- other text := (SELECT min(n.nspname) FROM pg_namespace n WHERE n.nspname IN ('fence', 'fence_lite')
-  AND (n.nspowner <> own OR obj_description(n.oid, 'pg_namespace') IS DISTINCT FROM mark));
+ other text := (SELECT min(nspname) FROM pg_namespace WHERE nspname IN ('fence', 'fence_lite')
+  AND (nspowner <> own OR obj_description(oid, 'pg_namespace') IS DISTINCT FROM mark));
  fault text[] := CASE
   WHEN current_setting('server_version_num')::int < 150000 THEN ARRAY['0A000', 'pg_fence_lite needs PostgreSQL 15 or newer']
-  WHEN EXISTS (SELECT FROM pg_extension e WHERE e.extname = 'pg_fence') THEN ARRAY['42710', 'the extension pg_fence is installed here']
+  WHEN EXISTS (SELECT FROM pg_extension WHERE extname = 'pg_fence') THEN ARRAY['42710', 'the extension pg_fence is installed here']
   WHEN home IS NULL THEN ARRAY['3F000', 'search_path has no schema for the calls']
-  WHEN EXISTS (SELECT FROM pg_proc p WHERE p.pronamespace = to_regnamespace(home)
-   AND p.proname ~ '^(fenced$|fence_|lease_)' AND p.proowner <> own)
+  WHEN EXISTS (SELECT FROM pg_proc WHERE pronamespace = to_regnamespace(home)
+   AND proname ~ '^(fenced$|fence_|lease_)' AND proowner <> own)
   THEN ARRAY['42723', 'functions of somebody else look like calls']
   WHEN other <> '' THEN ARRAY['42P06', 'schema ' || other || ' is not of this role and search_path'] END;
 BEGIN
  IF fault IS NOT NULL THEN
   RAISE USING ERRCODE = fault[1], MESSAGE = fault[2], HINT = 'Nothing was changed.';
  END IF;
- PERFORM set_config('fence_lite.given', coalesce((SELECT string_agg(a.grantee::text, ',') FROM pg_proc p, aclexplode(p.proacl) AS a
-  WHERE p.oid = to_regproc(home || '.lease_acquire') AND a.grantee NOT IN (0, own) AND to_regclass('fence.lease') <> 0), ''), false);
+ PERFORM set_config('fence_lite.given', coalesce((SELECT string_agg(grantee::text, ',') FROM pg_proc p, aclexplode(proacl)
+  WHERE p.oid = to_regproc(home || '.lease_acquire') AND grantee NOT IN (0, own) AND to_regclass('fence.lease') <> 0), ''), false);
  CREATE SCHEMA IF NOT EXISTS fence;
  CREATE SCHEMA IF NOT EXISTS fence_lite;
  EXECUTE format('COMMENT ON SCHEMA fence IS %1$L; COMMENT ON SCHEMA fence_lite IS %1$L', mark);
@@ -77,9 +77,8 @@ CREATE OR REPLACE FUNCTION refuse(code text, message text, hint text, detail jso
  col text = NULL) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE place record;
 BEGIN
- SELECT n.nspname, c.relname, format('%I.%I', n.nspname, c.relname) AS whole INTO place
- FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = relation;
- detail := jsonb_strip_nulls(detail || jsonb_build_object('relation', place.whole));
+ SELECT nspname, relname INTO place FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace WHERE c.oid = relation;
+ detail := jsonb_strip_nulls(detail || jsonb_build_object('relation', relation::regclass));
  RAISE USING ERRCODE = code, MESSAGE = message, HINT = hint, DETAIL = detail, SCHEMA = coalesce(place.nspname, ''),
   TABLE = coalesce(place.relname, ''), COLUMN = coalesce(col, '');
 END $$;
@@ -136,14 +135,14 @@ CREATE OR REPLACE FUNCTION identity(floor bigint, OUT timeline int, OUT system_i
 LANGUAGE plpgsql STABLE AS $$
 BEGIN
  BEGIN
-  SELECT s.system_identifier, CASE WHEN pg_is_in_recovery() THEN (SELECT c.timeline_id FROM pg_control_checkpoint() AS c)
+  SELECT s.system_identifier, CASE WHEN pg_is_in_recovery() THEN (SELECT timeline_id FROM pg_control_checkpoint())
      ELSE ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::int END
   INTO system_identifier, timeline FROM pg_control_system() AS s;
  EXCEPTION WHEN OTHERS THEN
   system_identifier := 0; timeline := 0;
  END;
  mark := greatest(1, 9223372036854775807 & hashtextextended(concat_ws(' ', timeline, system_identifier,
-  (SELECT d.oid FROM pg_database d WHERE d.datname = current_database()), 'fence.token_seq'::regclass::oid, floor), 0));
+  (SELECT oid FROM pg_database WHERE datname = current_database()), 'fence.token_seq'::regclass::oid, floor), 0));
 END $$;
 CREATE OR REPLACE FUNCTION is_copy() RETURNS bool
  RETURN pg_sequence_last_value('fence.database_identity_seq') IS DISTINCT FROM (identity(floor())).mark;
@@ -156,8 +155,8 @@ BEGIN
  LOCK TABLE fence.turn IN SHARE UPDATE EXCLUSIVE MODE;
  PERFORM refuse('55000', 'fence.token_seq was altered, so its values are no fencing tokens',
    'ALTER SEQUENCE fence.token_seq INCREMENT 1 CACHE 1 NO CYCLE; ALTER SEQUENCE fence.token_seq SET LOGGED;')
-  FROM pg_sequence s JOIN pg_class c ON c.oid = s.seqrelid
- WHERE s.seqrelid = 'fence.token_seq'::regclass AND (c.relpersistence <> 'p' OR s.seqincrement < 1 OR s.seqcache > 1 OR s.seqcycle);
+  FROM pg_sequence JOIN pg_class ON oid = seqrelid
+ WHERE oid = 'fence.token_seq'::regclass AND (relpersistence <> 'p' OR seqincrement < 1 OR seqcache > 1 OR seqcycle);
  last := last_token();
  -- setval sets log_cnt to 0 and nextval does not, which shows that a dump was loaded over it.
  is_jump := is_jump OR (SELECT s.log_cnt = 0 AND s.is_called FROM fence.server_start_seq AS s);
@@ -230,7 +229,7 @@ BEGIN
   RETURN true;
  END IF;
  RETURN NOT EXISTS (
-  SELECT FROM pg_locks q JOIN pg_locks t ON t.virtualtransaction = q.virtualtransaction
+  SELECT FROM pg_locks q JOIN pg_locks t USING (virtualtransaction)
   WHERE q.locktype = 'advisory' AND q.objsubid = 1 AND (q.classid::bigint << 32) | q.objid::bigint = key AND q.granted
    AND t.relation = 'fence.turn'::regclass AND t.mode = 'AccessShareLock');
 END $$;
@@ -243,9 +242,9 @@ DECLARE
  old fence.lease; token bigint; time timestamptz; limited text := current_setting('lock_timeout');
  is_mine bool;
 BEGIN
- SELECT l.* INTO old FROM fence.lease l WHERE l.name = lease;
+ SELECT * INTO old FROM fence.lease l WHERE l.name = lease;
  is_mine := (reclaim AND old.holder = by AND is_live(old)) IS TRUE;
- IF is_live(old) AND NOT is_mine OR NOT is_head AND NOT is_mine AND NOT nobody_waits(lease) THEN
+ IF NOT is_mine AND (is_live(old) OR NOT is_head AND NOT nobody_waits(lease)) THEN
   RETURN NULL;
  END IF;
  -- This block releases the locks of a failed attempt.
@@ -259,7 +258,7 @@ BEGIN
    INSERT INTO fence.lease (name) VALUES (lease) ON CONFLICT DO NOTHING;
    PERFORM set_config('lock_timeout', limited, true);
   END IF;
-  SELECT l.* INTO old FROM fence.lease l WHERE l.name = lease FOR UPDATE SKIP LOCKED;
+  SELECT * INTO old FROM fence.lease l WHERE l.name = lease FOR UPDATE SKIP LOCKED;
   IF NOT FOUND OR is_live(old) AND (reclaim AND old.holder = by) IS NOT TRUE THEN
    RAISE SQLSTATE 'PF999';
   END IF;
@@ -282,10 +281,10 @@ BEGIN
 END $$;
 CREATE OR REPLACE FUNCTION renew(names text[], fresh bigint, moment timestamptz, us bigint) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
- UPDATE fence.lease l
-  SET renewal_tokens = l.renewal_tokens[greatest(cardinality(l.renewal_tokens) - 14, 1):] || fresh, renewals = l.renewals + 1,
-   renewed_at = moment, ttl_us = coalesce(us, l.ttl_us), expires_at = moment + coalesce(us, l.ttl_us) * interval '1 us'
- WHERE l.name = ANY (names) AND l.expires_at > moment;
+ UPDATE fence.lease
+  SET renewal_tokens = renewal_tokens[greatest(cardinality(renewal_tokens) - 14, 1):] || fresh, renewals = renewals + 1,
+   renewed_at = moment, ttl_us = coalesce(us, ttl_us), expires_at = moment + coalesce(us, ttl_us) * interval '1 us'
+ WHERE name = ANY (names) AND expires_at > moment;
 END $$;
 
 -- Renews or ends the token's grant (lease_revoke: any grant); NULL if there is none.
@@ -294,7 +293,7 @@ LANGUAGE plpgsql AS $$
 DECLARE held fence.lease; time timestamptz; fresh bigint;
 BEGIN
  PERFORM vet(call, lease, token, ttl);
- SELECT l.* INTO held FROM fence.lease l WHERE l.name = lease AND (call = 'lease_revoke' OR speaks(l, token)
+ SELECT * INTO held FROM fence.lease l WHERE l.name = lease AND (call = 'lease_revoke' OR speaks(l, token)
   OR has(l, token) AND l.closed_in = pg_current_xact_id_if_assigned()) FOR NO KEY UPDATE;
  time := clock_timestamp();
  IF held.closing_token IS NULL AND held.expires_at > time THEN
@@ -337,7 +336,7 @@ BEGIN
   EXCEPTION WHEN SQLSTATE 'PF999' THEN NULL;
   END;
  END IF;
- SELECT l.* INTO held FROM fence.lease l WHERE l.name = lease;
+ SELECT * INTO held FROM fence.lease l WHERE l.name = lease;
  is_locked := is_locked AND coalesce(speaks(held, token), false);
  IF is_locked AND held.granted_in = pg_current_xact_id_if_assigned() AND keeps_snapshot() THEN
   RETURN ARRAY['55000', 'this transaction''s snapshot is older than its grant of ' || named,
@@ -360,18 +359,17 @@ BEGIN
   lockers := lockers || ARRAY(SELECT m.xid FROM pg_get_multixact_members(locker) AS m);
  EXCEPTION WHEN OTHERS THEN NULL;
  END;
- RETURN ARRAY(SELECT DISTINCT coalesce(x.pid, 0) FROM pg_locks x JOIN pg_locks t ON t.virtualtransaction = x.virtualtransaction
+ RETURN ARRAY(SELECT DISTINCT coalesce(x.pid, 0) FROM pg_locks x JOIN pg_locks t USING (virtualtransaction)
     WHERE x.locktype = 'transactionid' AND x.granted AND x.transactionid = ANY (lockers)
      AND t.relation = 'fence.lease'::regclass AND t.mode LIKE 'Row%');
 END $$;
 
 CREATE OR REPLACE VIEW fence.leases AS
-SELECT l.name, 'exclusive'::text AS mode,
-  CASE WHEN l.closing_token IS NOT NULL THEN 'free' WHEN is_live(l) THEN 'held' ELSE 'expired' END AS state,
-  l.holder, l.role, coalesce(l.closing_token, latest(l)) AS token,
-  l.first_token, l.acquired_at, l.renewed_at, l.expires_at,
-  greatest(CASE WHEN l.closing_token IS NULL THEN l.expires_at - clock_timestamp() END, '0') AS remaining,
-  l.renewals, l.metadata, CASE l.xmax WHEN '0' THEN '{}' ELSE blocking_pids(l.xmax) END AS blocking_pids, false AS adopted
+SELECT name, 'exclusive'::text AS mode,
+  CASE WHEN closing_token IS NOT NULL THEN 'free' WHEN is_live(l) THEN 'held' ELSE 'expired' END AS state,
+  holder, role, coalesce(closing_token, latest(l)) AS token, first_token, acquired_at, renewed_at, expires_at,
+  greatest(CASE WHEN closing_token IS NULL THEN expires_at - clock_timestamp() END, '0') AS remaining,
+  renewals, metadata, CASE xmax WHEN '0' THEN '{}' ELSE blocking_pids(xmax) END AS blocking_pids, false AS adopted
 FROM fence.lease l;
 COMMENT ON VIEW fence.leases IS 'a row per lease: who holds what until when';
 
@@ -571,12 +569,12 @@ BEGIN
 END $body$, to_jsonb(a), a[1], lease_of('OLD', a[3], a[6]), lease_of('NEW', a[3], a[6]), a[2],
    coalesce(quote_literal(a[6]), format('%L, %L, %L', columns_of(a[3]),
     a[5], a[3] IS NULL OR coalesce(a[4] !~ 'insert', false))),
-   string_agg(format('%1$L, coalesce(OLD.%1$I, NEW.%1$I)', k.attname), ', '),  -- other types may bring casts
+   string_agg(format('%1$L, coalesce(OLD.%1$I, NEW.%1$I)', attname), ', '),  -- other types may bring casts
    CASE WHEN a[6] <> '' THEN 'timestamptz' ELSE 'text' END,
     CASE WHEN a[6] <> '' THEN 'SELECT * INTO stored, becomes FROM check_row' ELSE 'stored := check_write' END,
     'NEW.' || quote_ident(a[6]) || ' := becomes;')
- FROM pg_index i JOIN pg_attribute k ON k.attrelid = i.indrelid AND k.attnum = ANY (i.indkey)
- WHERE i.indrelid = relation AND i.indisprimary AND k.atttypid < 10000
+ FROM pg_index JOIN pg_attribute ON attrelid = indrelid AND attnum = ANY (indkey)
+ WHERE indrelid = relation AND indisprimary AND atttypid < 10000
 $$;
 CREATE OR REPLACE FUNCTION put_function(name text, body text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
@@ -586,9 +584,9 @@ BEGIN
 END $$;
 CREATE OR REPLACE FUNCTION write_trigger(relation oid, arguments text[] = '{}') RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
- body text := (SELECT CASE WHEN arguments = '{}' THEN '' ELSE trigger_body(relation, arguments) END FROM pg_class c WHERE c.oid = relation
-  AND pg_has_role(session_user, c.relowner, 'MEMBER'));
- name text := format('fence_lite.fenced_%s_%s', relation, left(encode(sha256(replace(body, E'\\', E'\\\\')::bytea), 'hex'), 32));
+ body text := (SELECT CASE WHEN arguments = '{}' THEN '' ELSE trigger_body(relation, arguments) END FROM pg_class WHERE oid = relation
+  AND pg_has_role(session_user, relowner, 'MEMBER'));
+ name text := format('fence_lite.fenced_%s_%s', relation, to_hex(hashtextextended(body, 0)));
 BEGIN
  PERFORM refuse('42501', 'only the owner may', 'Ask the owner.') WHERE body IS NULL;
  PERFORM sweep(format('^fenced_%s_', relation));
@@ -597,26 +595,26 @@ BEGIN
 END $$;
 CREATE OR REPLACE FUNCTION sweep(names text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
- EXECUTE coalesce((SELECT string_agg(format('DROP FUNCTION fence_lite.%I()', p.proname), '; ') FROM pg_proc p WHERE p.proname ~ names
-  AND p.pronamespace = 'fence_lite'::regnamespace AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgfoid = p.oid)), '');
+ EXECUTE coalesce((SELECT string_agg(format('DROP FUNCTION fence_lite.%I()', proname), '; ') FROM pg_proc p WHERE proname ~ names
+  AND pronamespace = 'fence_lite'::regnamespace AND NOT EXISTS (SELECT FROM pg_trigger WHERE tgfoid = p.oid)), '');
 END $$;
 
 -- The first line of a trigger function: column, mode, lease, events, is it partitioned, deadline.
 CREATE OR REPLACE FUNCTION triggers(OUT relation regclass, OUT name name, OUT type int, OUT enabled "char",
  OUT parent oid, OUT function text, OUT arguments text[]) RETURNS SETOF record LANGUAGE sql STABLE ROWS 9 AS $$
- SELECT t.tgrelid, t.tgname, t.tgtype::int, t.tgenabled, t.tgparentid, 'fence_lite.' || p.proname,
-   CASE WHEN p.proname ~ '^fenced_' THEN ARRAY(SELECT jsonb_array_elements_text(substring(p.prosrc, '^-- ([^\n]+)')::jsonb)) END
- FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid
- WHERE p.pronamespace = 'fence_lite'::regnamespace AND t.tgrelid::regclass::text !~ '^pg_temp'
+ SELECT tgrelid, tgname, tgtype::int, tgenabled, tgparentid, 'fence_lite.' || proname,
+   CASE WHEN proname ~ '^fenced_' THEN ARRAY(SELECT jsonb_array_elements_text(substring(prosrc, '^-- ([^\n]+)')::jsonb)) END
+ FROM pg_trigger JOIN pg_proc p ON p.oid = tgfoid
+ WHERE pronamespace = 'fence_lite'::regnamespace AND tgrelid::regclass::text !~ '^pg_temp'
 $$;
 -- True if no setting changes the text of the column's values; for a deadline, if its type fits.
 CREATE OR REPLACE FUNCTION is_fit(relation oid, col text, is_deadline bool = false) RETURNS bool
- RETURN EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = relation AND a.attname = col AND a.attnum > 0 AND a.attgenerated = ''
-   AND CASE WHEN is_deadline THEN a.atttypid = 'timestamptz'::regtype AND a.atttypmod = -1 AND NOT (a.atthasdef OR a.attnotnull)
-    ELSE a.atttypid = ANY ('{int2,int4,int8,text,varchar,uuid,bool}'::regtype[]) END);
+ RETURN EXISTS (SELECT FROM pg_attribute WHERE attrelid = relation AND attname = col AND attnum > 0 AND attgenerated = ''
+   AND CASE WHEN is_deadline THEN atttypid = 'timestamptz'::regtype AND atttypmod = -1 AND NOT (atthasdef OR attnotnull)
+    ELSE atttypid = ANY ('{int2,int4,int8,text,varchar,uuid,bool}'::regtype[]) END);
 CREATE OR REPLACE FUNCTION family(relation regclass) RETURNS SETOF regclass LANGUAGE sql STABLE ROWS 9 AS $$
- WITH RECURSIVE f (oid) AS (SELECT relation::oid UNION SELECT i.inhrelid FROM f JOIN pg_inherits i ON i.inhparent = f.oid)
- SELECT f.oid::regclass FROM f
+ WITH RECURSIVE f (oid) AS (SELECT relation::oid UNION SELECT inhrelid FROM f JOIN pg_inherits ON inhparent = oid)
+ SELECT oid::regclass FROM f
 $$;
 CREATE OR REPLACE FUNCTION take_off(table_name regclass) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
@@ -644,9 +642,9 @@ $$;
 -- The calls, recognized by their comments, and the other functions that fence_grant grants.
 CREATE OR REPLACE FUNCTION calls(OUT call regprocedure, OUT is_given bool) RETURNS SETOF record
 LANGUAGE sql STABLE ROWS 30 AS $$
- SELECT p.oid, p.proname !~ '^(fence(d|_protect|_unprotect|_audit|_grant|_revoke)|lease_.+_rows?)$'
- FROM pg_proc p JOIN pg_namespace n ON n.nspname = 'fence' AND n.nspowner = p.proowner
- WHERE obj_description(p.oid, 'pg_proc') LIKE '%(pg_fence_lite)' OR p.proname ~ '^lease_.+_rows?$'  -- of 3_row_leases.sql
+ SELECT p.oid, proname !~ '^(fence(d|_protect|_unprotect|_audit|_grant|_revoke)|lease_.+_rows?)$'
+ FROM pg_proc p JOIN pg_namespace ON nspname = 'fence' AND nspowner = proowner
+ WHERE obj_description(p.oid, 'pg_proc') LIKE '%(pg_fence_lite)' OR proname ~ '^lease_.+_rows?$'  -- of 3_row_leases.sql
  UNION ALL
  SELECT 'relies'::regproc, true
 $$;
@@ -762,8 +760,8 @@ DECLARE age interval := coalesce(older_than, '1 day'); pruned bigint;
 BEGIN
  PERFORM vet('lease_prune', 'any');
  PERFORM bad('older_than', 'older_than must not be negative') WHERE age < '0';
- DELETE FROM fence.lease l WHERE l.name IN (SELECT x.name FROM fence.lease x
-  WHERE coalesce(x.ended_at, x.expires_at) < clock_timestamp() - least(age, '1900 years') FOR UPDATE SKIP LOCKED);
+ DELETE FROM fence.lease WHERE name IN (SELECT name FROM fence.lease
+  WHERE coalesce(ended_at, expires_at) < clock_timestamp() - least(age, '1900 years') FOR UPDATE SKIP LOCKED);
  GET DIAGNOSTICS pruned = ROW_COUNT;
  RETURN pruned;
 END $$;
@@ -787,7 +785,7 @@ CREATE OR REPLACE FUNCTION fence_protect(relation regclass, fence_column name = 
 RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
  col text := coalesce(fence_column, 'fence'); had record;
- parted bool := EXISTS (SELECT FROM pg_class c WHERE c.oid = relation AND c.relkind = 'p');
+ parted bool := pg_partition_root(relation) IS NOT NULL;
  checked_as text; bound_to text; until name; key text; chosen text; on_events text[]; stays bool; fault text[]; item record;
 BEGIN
  PERFORM left_out('verify') WHERE verify AND deadline IS NULL;
@@ -835,7 +833,7 @@ BEGIN
  FOR item IN
   SELECT v.* FROM (VALUES (col, 'bigint', 'fencing token of the latest write'), (until, 'timestamptz', 'until when the row is held'))
    AS v (name, type, says)
-  WHERE v.name <> '' AND NOT EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = relation AND a.attname = v.name)
+  WHERE v.name <> '' AND NOT EXISTS (SELECT FROM pg_attribute WHERE attrelid = relation AND attname = v.name)
  LOOP
   EXECUTE format('ALTER TABLE %1$s ADD %2$I %3$s; COMMENT ON COLUMN %1$s.%2$I IS ''%4$s (pg_fence)''', relation, item.name, item.type,
    item.says);
@@ -881,8 +879,8 @@ END $$;
 CREATE OR REPLACE FUNCTION fence_audit(INOUT relation regclass = NULL, OUT severity text, OUT finding text, OUT remedy text)
 RETURNS SETOF record LANGUAGE sql ROWS 9 AS $$
  SELECT check_table(relation, false) WHERE relation IS NOT NULL;
- WITH home AS (SELECT p.oid::regproc AS protect FROM calls() AS c JOIN pg_proc p ON p.oid = c.call WHERE p.proname = 'fence_protect'),
- own AS (SELECT t.* FROM triggers() AS t WHERE t.function !~ 'note'),
+ WITH home AS (SELECT oid::regproc AS protect FROM calls() JOIN pg_proc ON oid = call WHERE proname = 'fence_protect'),
+ own AS (SELECT * FROM triggers() WHERE function !~ 'note'),
  fence AS (SELECT DISTINCT ON (c.oid) c.oid::regclass AS root, o.arguments AS a, o.arguments[2] AS mode,
     coalesce(o.arguments[3], o.arguments[6]) AS key FROM pg_class c LEFT JOIN own o ON o.relation = c.oid
    WHERE (c.oid = $1 OR $1 IS NULL AND o.parent = 0) AND pg_has_role(c.relowner, 'USAGE') ORDER BY c.oid, o.arguments)
@@ -934,13 +932,13 @@ BEGIN
  PERFORM bad('role', 'role must not be NULL', '22004') WHERE role IS NULL;
  EXECUTE format(doing, 'USAGE', 'SCHEMA fence', role);
  EXECUTE format(doing, 'SELECT', 'fence.leases', role);
- EXECUTE format(doing, 'EXECUTE', (SELECT 'FUNCTION ' || string_agg(c.call::text, ', ') FROM calls() AS c WHERE c.is_given), role);
+ EXECUTE format(doing, 'EXECUTE', (SELECT 'FUNCTION ' || string_agg(call::text, ', ') FROM calls() WHERE is_given), role);
 END $$;
 CREATE OR REPLACE FUNCTION uninstall() RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
  PERFORM refuse('2BP01', 'these tables are fenced: ' || string_agg(DISTINCT t.relation::text, ', '),
   'Call fence_unprotect for each.') FROM triggers() AS t WHERE t.parent = 0 HAVING count(*) > 0;
- EXECUTE (SELECT 'DROP FUNCTION ' || string_agg(c.call::text, ', ') || ' CASCADE' FROM calls() AS c);
+ EXECUTE (SELECT 'DROP FUNCTION ' || string_agg(call::text, ', ') || ' CASCADE' FROM calls());
  DROP SCHEMA fence, fence_lite CASCADE;
 END $$;
 COMMENT ON FUNCTION uninstall IS 'takes pg_fence_lite away, leases and all';
@@ -953,12 +951,12 @@ BEGIN
  -- Revokes what default privileges have granted to roles (Supabase).
  EXECUTE (SELECT format(replace('REVOKE ALL ON SCHEMA fence, fence_lite!ALL TABLES IN SCHEMA fence!ALL SEQUENCES IN SCHEMA fence!ALL '
    'FUNCTIONS IN SCHEMA fence_lite!FUNCTION %2$s', '!', ' FROM %1$s; REVOKE ALL ON ') || ' FROM %1$s',
-   'PUBLIC' || coalesce(string_agg(DISTINCT ', ' || a.grantee::regrole, ''), ''),
-   (SELECT string_agg(c.call::text, ', ') FROM calls() AS c))
-  FROM (SELECT n.nspowner, n.nspacl FROM pg_namespace n WHERE n.nspname IN ('fence', 'fence_lite')
-    UNION ALL SELECT p.proowner, p.proacl FROM pg_proc p JOIN calls() AS c ON c.call = p.oid
-    UNION ALL SELECT c.relowner, c.relacl FROM pg_class c WHERE c.relnamespace = 'fence'::regnamespace) AS o (owner, acl)
-  CROSS JOIN aclexplode(o.acl) AS a WHERE a.grantee NOT IN (0, o.owner));
+   'PUBLIC' || coalesce(string_agg(DISTINCT ', ' || grantee::regrole, ''), ''),
+   (SELECT string_agg(call::text, ', ') FROM calls()))
+  FROM (SELECT nspowner, nspacl FROM pg_namespace WHERE nspname IN ('fence', 'fence_lite')
+    UNION ALL SELECT proowner, proacl FROM pg_proc JOIN calls() ON call = oid
+    UNION ALL SELECT relowner, relacl FROM pg_class WHERE relnamespace = 'fence'::regnamespace) AS o (owner, acl)
+  CROSS JOIN aclexplode(acl) WHERE grantee NOT IN (0, owner));
  GRANT USAGE ON SCHEMA fence_lite TO PUBLIC;
  GRANT SELECT ON SEQUENCE fence.token_seq TO PUBLIC;
  EXECUTE (SELECT string_agg(format(format('ALTER FUNCTION %%1$s SECURITY %1$s%2$s; %3$s PUBLIC',
