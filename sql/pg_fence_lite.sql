@@ -899,8 +899,13 @@ RETURNS SETOF record LANGUAGE sql ROWS 9 AS $$
    JOIN pg_extension e ON e.oid = refobjid WHERE objid = tgfoid AND deptype = 'e' AND extname = 'timescaledb')
   UNION ALL
   SELECT CASE m.mode WHEN 'monotonic' THEN 'hole' ELSE 'notice' END, 'it is bound to no lease: the holder of any lease can write it',
-    format('SELECT %s(%L::regclass, lease => ''order:{id}'');', h.protect, m.root)
-  WHERE part = m.root AND m.key IS NULL AND m.mode <> ''
+    format('SELECT %s(%L::regclass, %L, lease => %L, always => NULL);', h.protect, m.root, m.a[1],
+    replace(replace(concat((SELECT DISTINCT c.relnamespace::regnamespace || ':' FROM own JOIN pg_class o ON o.oid = own.relation
+     WHERE o.relname = c.relname AND o.oid <> c.oid), c.relname), '{', '{{'), '}', '}}') || coalesce((
+     SELECT string_agg(format(':{%s}', attname), '' ORDER BY attnum) FROM pg_constraint JOIN pg_attribute
+      ON attrelid = conrelid AND attnum = ANY (conkey) WHERE conrelid = c.oid AND contype = 'p'
+     HAVING bool_and(is_fit(c.oid, attname) AND attname <> m.a[1] AND attname !~ '[{}]')), ''))
+  FROM pg_class c WHERE c.oid = part AND part = m.root AND m.key IS NULL AND m.mode <> ''
   UNION ALL
   SELECT 'hole', format('column %s, which the fence names, has a default, is not there, or of another type', to_json(n)), NULL
   FROM unnest(m.a[1] || columns_of(m.a[3]) || m.a[6]) AS n
