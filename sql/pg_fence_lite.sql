@@ -623,20 +623,18 @@ BEGIN
  PERFORM write_trigger(table_name);
 END $$;
 
-CREATE OR REPLACE FUNCTION refuse_table(relation regclass, fault text[]) RETURNS void
- RETURN refuse(fault[1], format('cannot fence %s: %s', relation, fault[2]), fault[3], '{}', relation, fault[4]);
-CREATE OR REPLACE FUNCTION check_table(relation regclass, is_new bool) RETURNS void LANGUAGE sql AS $$
- SELECT refuse_table(relation, r.fault)
- FROM (VALUES (1)) AS once LEFT JOIN pg_class c ON c.oid = relation CROSS JOIN LATERAL (SELECT CASE
+CREATE OR REPLACE FUNCTION refuse_table(relation regclass, fault text[]) RETURNS void RETURN CASE WHEN fault <> '{}' THEN
+ refuse(fault[1], format('cannot fence %s: %s', relation, fault[2]), fault[3], '{}', relation, fault[4]) END;
+CREATE OR REPLACE FUNCTION table_fault(relation regclass, is_new bool) RETURNS text[] LANGUAGE sql STABLE AS $$
+ SELECT CASE
   WHEN c.oid IS NULL THEN ARRAY[CASE WHEN relation IS NULL THEN '22004' ELSE '42P01' END, 'there is no such table', 'Name another.']
   WHEN NOT pg_has_role(c.relowner, 'USAGE') THEN ARRAY['42501', 'only its owner may', format('Ask %s.', c.relowner::regrole)]
   WHEN NOT is_new THEN NULL
-  WHEN EXISTS (SELECT FROM family(relation) AS p JOIN pg_class pc ON pc.oid = p
-   WHERE pc.relkind NOT IN ('r', 'p') OR pc.relpersistence <> 'p')
+  WHEN EXISTS (SELECT FROM family(relation) AS p JOIN pg_class ON oid = p WHERE relkind NOT IN ('r', 'p') OR relpersistence <> 'p')
   THEN ARRAY['42809', 'it is no logged table', 'A crash empties an unlogged one.']
-  WHEN EXISTS (SELECT FROM pg_inherits i WHERE i.inhrelid = c.oid OR i.inhparent = c.oid AND c.relkind = 'r')
-  THEN ARRAY['42809', 'it is a partition, or inherits', 'Protect the top of the partitions.'] END) AS r (fault)
- WHERE r.fault IS NOT NULL
+  WHEN EXISTS (SELECT FROM pg_inherits WHERE inhrelid = c.oid OR inhparent = c.oid AND c.relkind = 'r')
+  THEN ARRAY['42809', 'it is a partition, or of an inheritance', 'Protect the top of the partitions. NO INHERIT ends an inheritance.'] END
+ FROM (SELECT) AS once LEFT JOIN pg_class c ON c.oid = relation
 $$;
 
 -- The calls, recognized by their comments, and the other functions that fence_grant grants.
@@ -789,9 +787,9 @@ DECLARE
  checked_as text; bound_to text; until name; key text; chosen text; on_events text[]; stays bool; fault text[]; item record;
 BEGIN
  PERFORM left_out('verify') WHERE verify AND deadline IS NULL;
- PERFORM check_table(relation, true);
+ PERFORM refuse_table(relation, table_fault(relation, true));
  EXECUTE format('LOCK TABLE %s', relation);
- PERFORM check_table(relation, true);  -- now locked
+ PERFORM refuse_table(relation, table_fault(relation, true));  -- now locked
 
  -- An omitted argument keeps its value, but without a lease only strict is safe.
  SELECT max(t.arguments[2]) AS mode, max(t.arguments[3]) AS lease, max(t.arguments[4]) AS events, max(t.arguments[6]) AS deadline,
@@ -829,7 +827,7 @@ BEGIN
  FROM (SELECT min(c) FROM unnest(columns_of(bound_to)) AS c WHERE c = col OR NOT is_fit(relation, c)) AS u (unfit)
  LEFT JOIN pg_attribute f ON f.attrelid = relation AND f.attname = col
  LEFT JOIN pg_attribute d ON d.attrelid = relation AND d.attname = until;
- PERFORM refuse_table(relation, fault) WHERE fault IS NOT NULL;
+ PERFORM refuse_table(relation, fault);
  FOR item IN
   SELECT v.* FROM (VALUES (col, 'bigint', 'fencing token of the latest write'), (until, 'timestamptz', 'until when the row is held'))
    AS v (name, type, says)
@@ -865,7 +863,7 @@ BEGIN
 END $$;
 CREATE OR REPLACE FUNCTION fence_unprotect(relation regclass) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
- PERFORM check_table(relation, false);
+ PERFORM refuse_table(relation, table_fault(relation, false));
  PERFORM refuse_table(t.relation, ARRAY['42809', 'it is a partition',
    format('Take the fence off %s.', pg_partition_root(t.relation))])
   FROM triggers() AS t WHERE t.relation = $1 AND t.parent <> 0;
@@ -878,15 +876,20 @@ BEGIN
 END $$;
 CREATE OR REPLACE FUNCTION fence_audit(INOUT relation regclass = NULL, OUT severity text, OUT finding text, OUT remedy text)
 RETURNS SETOF record LANGUAGE sql ROWS 9 AS $$
- SELECT check_table(relation, false) WHERE relation IS NOT NULL;
- WITH home AS (SELECT oid::regproc AS protect FROM calls() JOIN pg_proc ON oid = call WHERE proname = 'fence_protect'),
- own AS (SELECT * FROM triggers() WHERE function !~ 'note'),
+ SELECT refuse_table(relation, table_fault(relation, false)) WHERE relation IS NOT NULL;
+ WITH own AS (SELECT * FROM triggers() WHERE function !~ 'note'),
  fence AS (SELECT DISTINCT ON (c.oid) c.oid::regclass AS root, o.arguments AS a, o.arguments[2] AS mode,
-    coalesce(o.arguments[3], o.arguments[6]) AS key FROM pg_class c LEFT JOIN own o ON o.relation = c.oid
-   WHERE (c.oid = $1 OR $1 IS NULL AND o.parent = 0) AND pg_has_role(c.relowner, 'USAGE') ORDER BY c.oid, o.arguments)
- SELECT DISTINCT part, f.* FROM fence m CROSS JOIN family(m.root) AS part CROSS JOIN home h CROSS JOIN LATERAL (
-  SELECT 'hole', 'no trigger of pg_fence fires on ' || string_agg(e.name, ', '),
-    format('SELECT %s(%L::regclass, always => NULL);', h.protect, m.root)
+    coalesce(o.arguments[3], o.arguments[6]) AS key, CASE WHEN o.parent > 0 THEN pg_partition_root(c.oid) ELSE c.oid END AS top
+   FROM pg_class c LEFT JOIN own o ON o.relation = c.oid
+   WHERE (c.oid = $1 OR $1 IS NULL AND o.parent = 0 AND (o.arguments <> '{}' OR NOT c.relispartition)) AND pg_has_role(c.relowner, 'USAGE')
+   ORDER BY c.oid, o.arguments)
+ SELECT DISTINCT part, f.* FROM fence m CROSS JOIN family(m.root) AS part CROSS JOIN table_fault(m.top, true) AS fault
+ CROSS JOIN LATERAL (SELECT '; fence_protect refuses: ' || fault[2] || '. ' || fault[3], CASE WHEN fault IS NULL THEN
+   format('SELECT %s(%L::regclass, %L, always => NULL', (SELECT oid::regproc FROM calls() JOIN pg_proc ON oid = call
+   WHERE proname = 'fence_protect'), m.top::regclass, m.a[1]) END) AS again (why, call)
+ CROSS JOIN LATERAL (
+  SELECT 'hole', concat('no trigger of pg_fence fires on ', string_agg(e.name, ', '), why),
+    call || concat(', events => ' || quote_literal(m.a[4] || ',' || string_agg(e.name, ',')), ');')
   FROM (VALUES ('insert', 7), ('update', 19), ('delete', 11), ('truncate', 34)) AS e (name, bits)
   WHERE (e.name <> 'insert' OR m.key <> '' OR m.mode = 'managed')
    AND NOT EXISTS (SELECT FROM own o WHERE o.relation = part AND o.type & e.bits = e.bits
@@ -898,14 +901,14 @@ RETURNS SETOF record LANGUAGE sql ROWS 9 AS $$
    AND tgenabled <> 'D' AND tgname > 'fence_named' AND tgname <> 'fenced' AND NOT EXISTS (SELECT FROM pg_depend
    JOIN pg_extension e ON e.oid = refobjid WHERE objid = tgfoid AND deptype = 'e' AND extname = 'timescaledb')
   UNION ALL
-  SELECT CASE m.mode WHEN 'monotonic' THEN 'hole' ELSE 'notice' END, 'it is bound to no lease: the holder of any lease can write it',
-    format('SELECT %s(%L::regclass, %L, lease => %L, always => NULL);', h.protect, m.root, m.a[1],
+  SELECT CASE m.mode WHEN 'monotonic' THEN 'hole' ELSE 'notice' END,
+    concat('it is bound to no lease: the holder of any lease can write it', why), call || format(', lease => %L);',
     replace(replace(concat((SELECT DISTINCT c.relnamespace::regnamespace || ':' FROM own JOIN pg_class o ON o.oid = own.relation
      WHERE o.relname = c.relname AND o.oid <> c.oid), c.relname), '{', '{{'), '}', '}}') || coalesce((
      SELECT string_agg(format(':{%s}', attname), '' ORDER BY attnum) FROM pg_constraint JOIN pg_attribute
       ON attrelid = conrelid AND attnum = ANY (conkey) WHERE conrelid = c.oid AND contype = 'p'
      HAVING bool_and(is_fit(c.oid, attname) AND attname <> m.a[1] AND attname !~ '[{}]')), ''))
-  FROM pg_class c WHERE c.oid = part AND part = m.root AND m.key IS NULL AND m.mode <> ''
+  FROM pg_class c WHERE c.oid = m.top AND part = m.root AND m.key IS NULL AND m.mode <> ''
   UNION ALL
   SELECT 'hole', format('column %s, which the fence names, has a default, is not there, or of another type', to_json(n)), NULL
   FROM unnest(m.a[1] || columns_of(m.a[3]) || m.a[6]) AS n
