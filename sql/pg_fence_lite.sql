@@ -104,7 +104,7 @@ BEGIN
  IF bad IS NOT NULL THEN
   PERFORM bad(bad[1], bad[2], coalesce(bad[3], '22023'));
  ELSIF writes <> '' AND current_setting('transaction_read_only') = 'on' THEN
-  PERFORM refuse('25006', format('cannot execute %s() in a read-only transaction', writes), 'Use another.');
+  PERFORM refuse('25006', format('cannot execute %s() in a read-only transaction', writes), 'Begin READ WRITE, on the primary.');
  END IF;
 END $$;
 CREATE OR REPLACE FUNCTION us(span interval) RETURNS bigint
@@ -377,8 +377,9 @@ COMMENT ON VIEW fence.leases IS 'a row per lease: who holds what until when';
 -- fence_protect writes a trigger function for the table, which passes its columns to check_write or check_row. All of it runs
 -- with the writer's rights except relies, which only roles that may use leases may call.
 
-CREATE OR REPLACE FUNCTION blanked() RETURNS text
- RETURN 'A fence is never blanked: load data before fence_protect, or under session_replication_role = replica.';
+CREATE OR REPLACE FUNCTION no_token(is_new bool, way text) RETURNS text[]
+ RETURN ARRAY['PF002', 'no fencing token presented', CASE WHEN is_new THEN 'Leave the fence column out. Load data before fence_protect, '
+  'or under session_replication_role = replica.' ELSE way END];
 CREATE OR REPLACE FUNCTION may_show(relation oid) RETURNS bool
  RETURN NOT row_security_active(relation) AND has_table_privilege(relation, 'SELECT')
   AND pg_has_role(session_user, current_user, 'MEMBER');  -- otherwise a cascade's
@@ -430,8 +431,8 @@ BEGIN
  END IF;
  refused := CASE
   WHEN is_new OR token IS NULL AND NOT (named AND mode = 'strict' AND stored IS NOT NULL)
-  THEN ARRAY['PF002', 'no fencing token presented', CASE WHEN is_new THEN blanked() ELSE 'SET LOCAL pg_fence.token to your lease''s, or '
-   'lease_guard. NULL is a lease that lease_renew or lease_release found lost.' END]
+  THEN no_token(is_new, 'SET LOCAL pg_fence.token to your lease''s, or lease_guard. NULL is a lease that lease_renew or lease_release '
+   'found lost.')
   WHEN token IS NULL OR is_replica THEN ARRAY['PF001']
   WHEN is_bound AND (op <> 'DELETE' AND lease IS NULL OR op <> 'INSERT' AND old_lease IS NULL) THEN ARRAY['22004',
    format('column "%s" is NULL, so the row names no lease', array_to_string(columns, '" or "')), 'Mend it in one '
@@ -494,7 +495,7 @@ BEGIN
  END IF;
  refused := CASE
   WHEN op = 'INSERT' AND shown > 0 OR named AND NOT by_setting AND shown IS NULL AND fence IS NOT NULL
-  THEN ARRAY['PF002', 'no fencing token presented', blanked()]
+  THEN no_token(op = 'INSERT', format('Set column "%s" to the row''s token. NULL is mostly a row that was lost: stop.', col))
   WHEN named AND by_setting AND token IS NULL AND shown IS DISTINCT FROM fence
   THEN ARRAY['PF004', 'the statement writes back an old copy of the row', 'Read it again; its holder sets pg_fence.token.']
   WHEN token < fence THEN ARRAY['PF001']
@@ -511,7 +512,7 @@ BEGIN
   WHEN changes AND until <= time AND NOT is_holders AND NOT is_before THEN ARRAY['22023', format('the deadline in column "%s" has passed',
    deadline), 'Compute it from clock_timestamp().']
   WHEN changes AND until > greatest(was, time + interval '8784 hours') THEN ARRAY['22023', 'a deadline may be at most 366 days ahead',
-   'Renew it.'] END;
+   'Usual is clock_timestamp() + ''30 s''.'] END;
  IF refused IS NULL AND changes AND until > time AND NOT is_holders THEN
   drawn := claim();
   refused := CASE WHEN fence >= drawn THEN ARRAY['PF003', concat('the row''s fence', CASE WHEN shows THEN ' ' || fence END,
