@@ -159,7 +159,7 @@ BEGIN
  WHERE oid = 'fence.token_seq'::regclass AND (relpersistence <> 'p' OR seqincrement < 1 OR seqcache > 1 OR seqcycle);
  last := last_token();
  -- setval sets log_cnt to 0 and nextval does not, which shows that a dump was loaded over it.
- is_jump := is_jump OR (SELECT s.log_cnt = 0 AND s.is_called FROM fence.server_start_seq AS s);
+ is_jump := is_jump OR (SELECT log_cnt = 0 AND is_called FROM fence.server_start_seq);
  IF has_begun() AND last >= above AND NOT is_jump THEN
   RAISE SQLSTATE 'PF999';
  END IF;
@@ -169,7 +169,7 @@ BEGIN
  WHERE last + second - clock() BETWEEN 1 AND 2 * second;
  floor := floor();
  last := setval('fence.token_seq', greatest(last + second, clock()));
- IF is_jump OR is_copy() OR (SELECT s.log_cnt = 0 AND s.is_called FROM fence.server_start_seq AS s) THEN
+ IF is_jump OR is_copy() OR (SELECT log_cnt = 0 AND is_called FROM fence.server_start_seq) THEN
   floor := setval('fence.jump_token_seq', last);
   PERFORM setval('fence.jump_count_seq', coalesce(pg_sequence_last_value('fence.jump_count_seq'), 0) + 1);
  END IF;
@@ -356,7 +356,7 @@ CREATE OR REPLACE FUNCTION blocking_pids(locker xid) RETURNS int[] LANGUAGE plpg
 DECLARE lockers xid[] := ARRAY[locker];
 BEGIN
  BEGIN
-  lockers := lockers || ARRAY(SELECT m.xid FROM pg_get_multixact_members(locker) AS m);
+  lockers := lockers || ARRAY(SELECT xid FROM pg_get_multixact_members(locker));
  EXCEPTION WHEN OTHERS THEN NULL;
  END;
  RETURN ARRAY(SELECT DISTINCT coalesce(x.pid, 0) FROM pg_locks x JOIN pg_locks t USING (virtualtransaction)
@@ -542,7 +542,7 @@ LANGUAGE sql IMMUTABLE ROWS 9 AS $$
  FROM regexp_matches(template, '([{][{]|[}][}]|[{][^{}]+[}]|[^{}]+|.)', 'g') AS m
 $$;
 CREATE OR REPLACE FUNCTION columns_of(template text) RETURNS text[]
- RETURN CASE WHEN template IS NOT NULL THEN ARRAY(SELECT p.col FROM pieces(template) AS p WHERE p.col IS NOT NULL) END;
+ RETURN CASE WHEN template IS NOT NULL THEN ARRAY(SELECT col FROM pieces(template) WHERE col IS NOT NULL) END;
 
 -- The name of the lease of OLD or NEW, or the deadline, as code.
 CREATE OR REPLACE FUNCTION lease_of(side text, template text, deadline text) RETURNS text LANGUAGE sql IMMUTABLE AS $$
@@ -619,8 +619,8 @@ CREATE OR REPLACE FUNCTION family(relation regclass) RETURNS SETOF regclass LANG
 $$;
 CREATE OR REPLACE FUNCTION take_off(table_name regclass) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
- EXECUTE coalesce((SELECT string_agg(format('DROP TRIGGER IF EXISTS %I ON %s', t.name, t.relation), '; ') FROM triggers() AS t
-  WHERE t.parent = 0 AND t.relation IN (SELECT family(table_name))), '');
+ EXECUTE coalesce((SELECT string_agg(format('DROP TRIGGER IF EXISTS %I ON %s', name, relation), '; ') FROM triggers()
+  WHERE parent = 0 AND relation IN (SELECT family(table_name))), '');
  PERFORM write_trigger(table_name);
 END $$;
 
@@ -634,7 +634,7 @@ CREATE OR REPLACE FUNCTION table_fault(relation regclass, is_new bool) RETURNS t
   WHEN EXISTS (SELECT FROM family(relation) AS p JOIN pg_class ON oid = p WHERE relkind NOT IN ('r', 'p') OR relpersistence <> 'p')
   THEN ARRAY['42809', 'it is no logged table', 'A crash empties an unlogged one.']
   WHEN EXISTS (SELECT FROM pg_inherits WHERE inhrelid = c.oid OR inhparent = c.oid AND c.relkind = 'r')
-  THEN ARRAY['42809', 'it is a partition, or of an inheritance', 'Protect the top of the partitions. NO INHERIT ends an inheritance.'] END
+  THEN ARRAY['42809', 'it is a partition, or of an inheritance', 'Protect the top of the partitions, or NO INHERIT.'] END
  FROM (SELECT) AS once LEFT JOIN pg_class c ON c.oid = relation
 $$;
 
@@ -713,7 +713,7 @@ BEGIN
  ELSIF (num_nulls(VARIADIC names) + num_nulls(VARIADIC tokens) = 0) IS NOT TRUE THEN
   PERFORM bad('names', 'names and tokens must not be NULL', '22004');
  END IF;
- SELECT array_agg(x.n), array_agg(x.name), max(x.latest) INTO places, kept, above FROM (
+ SELECT array_agg(n), array_agg(name), max(latest) INTO places, kept, above FROM (
   SELECT p.n, l.name, latest(l) AS latest FROM unnest(names COLLATE "C", tokens) WITH ORDINALITY AS p (name, token, n)
    JOIN fence.lease l ON l.name = p.name WHERE has(l, p.token) AND is_live(l) FOR NO KEY UPDATE OF l SKIP LOCKED) AS x;
  IF kept IS NOT NULL THEN
@@ -768,9 +768,9 @@ CREATE OR REPLACE FUNCTION fence_new_epoch() RETURNS bigint LANGUAGE plpgsql AS
 $$ BEGIN PERFORM vet('fence_new_epoch', 'any'), move_on(0, true); RETURN floor(); END $$;
 CREATE OR REPLACE FUNCTION fence_status(OUT last_token bigint, OUT timeline int, OUT system_identifier bigint, OUT jumps bigint,
  OUT in_recovery bool, OUT library_version text, OUT sql_version text) LANGUAGE sql AS $$
- SELECT CASE WHEN NOT pg_is_in_recovery() THEN last_token() END, i.timeline, i.system_identifier,
+ SELECT CASE WHEN NOT pg_is_in_recovery() THEN last_token() END, timeline, system_identifier,
    greatest(coalesce(pg_sequence_last_value('fence.jump_count_seq'), 0) - 1, 0), pg_is_in_recovery(), 'none: pg_fence_lite', '0.2.0'
- FROM identity(floor()) AS i
+ FROM identity(floor())
 $$;
 CREATE OR REPLACE FUNCTION fence_grant(role regrole, level text = 'worker', prefix text = NULL) RETURNS void LANGUAGE plpgsql AS
 $$ BEGIN PERFORM left_out('a level or prefix') WHERE prefix <> '' OR level <> 'worker';
@@ -811,7 +811,7 @@ BEGIN
    OR NOT on_events <@ '{insert,update,delete,truncate}' OR on_events = '{}'
   THEN ARRAY['22023', 'a mode or event is not known', 'Modes: strict, monotonic, managed.']
   WHEN lease = '' AND had.mode IS NULL
-   OR (SELECT bool_or(p.is_odd) OR octet_length(string_agg(p.literal, '')) > 512 FROM pieces(bound_to) AS p)
+   OR (SELECT bool_or(is_odd) OR octet_length(string_agg(literal, '')) > 512 FROM pieces(bound_to))
   THEN ARRAY['22023', format('"%s" is no name for a lease', lease), 'Write 1 to 512 bytes, {column}, {{ and }}.']
   WHEN deadline = '' AND had.mode IS NULL
    OR until <> '' AND (until = col OR bound_to <> '' OR checked_as = 'strict' OR verify OR cardinality(on_events) < 4)
@@ -865,9 +865,8 @@ END $$;
 CREATE OR REPLACE FUNCTION fence_unprotect(relation regclass) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
  PERFORM refuse_table(relation, table_fault(relation, false));
- PERFORM refuse_table(t.relation, ARRAY['42809', 'it is a partition',
-   format('Take the fence off %s.', pg_partition_root(t.relation))])
-  FROM triggers() AS t WHERE t.relation = $1 AND t.parent <> 0;
+ PERFORM refuse_table($1, ARRAY['42809', 'it is a partition', format('Take the fence off %s.', pg_partition_root($1))])
+  FROM triggers() AS t WHERE t.relation = $1 AND parent <> 0;
  IF EXISTS (SELECT FROM triggers() AS t WHERE t.relation IN (SELECT family($1))) THEN
   EXECUTE format('LOCK TABLE %s', relation);
   PERFORM take_off(relation);
@@ -945,8 +944,8 @@ BEGIN
 END $$;
 CREATE OR REPLACE FUNCTION uninstall() RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
- PERFORM refuse('2BP01', 'these tables are fenced: ' || string_agg(DISTINCT t.relation::text, ', '),
-  'Call fence_unprotect for each.') FROM triggers() AS t WHERE t.parent = 0 HAVING count(*) > 0;
+ PERFORM refuse('2BP01', 'these tables are fenced: ' || string_agg(DISTINCT relation::text, ', '),
+  'Call fence_unprotect for each.') FROM triggers() WHERE parent = 0 HAVING count(*) > 0;
  EXECUTE (SELECT 'DROP FUNCTION ' || string_agg(call::text, ', ') || ' CASCADE' FROM calls());
  DROP SCHEMA fence, fence_lite CASCADE;
 END $$;
@@ -977,8 +976,7 @@ BEGIN
   FROM pg_proc p LEFT JOIN calls() AS c ON c.call = p.oid
   WHERE c.call IS NOT NULL OR p.pronamespace = 'fence_lite'::regnamespace AND p.proname !~ '^fenced_');
  PERFORM let(g::regrole, 'GRANT %s ON %s TO %s') FROM string_to_table(current_setting('fence_lite.given'), ',') AS g;
- PERFORM put_function(t.function, trigger_body(t.relation, t.arguments))
-  FROM triggers() AS t WHERE t.parent = 0 AND t.arguments IS NOT NULL;
+ PERFORM put_function(function, trigger_body(relation, arguments)) FROM triggers() WHERE parent = 0 AND arguments IS NOT NULL;
  PERFORM sweep('^fenced_'), settle();
 END $close$;
 -- Last, because it blocks move_on.
