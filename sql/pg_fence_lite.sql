@@ -437,6 +437,8 @@ BEGIN
   WHEN is_bound AND (op <> 'DELETE' AND lease IS NULL OR op <> 'INSERT' AND old_lease IS NULL) THEN ARRAY['22004',
    format('column "%s" is NULL, so the row names no lease', array_to_string(columns, '" or "')), 'Mend it in one '
    'transaction: fence_unprotect, UPDATE, SET NOT NULL, fence_protect.']
+  WHEN greatest(octet_length(lease), octet_length(old_lease)) > 512 OR '' IN (lease, old_lease) THEN ARRAY['22023',
+   'the row''s columns make no lease name of 1 to 512 bytes', 'Bind by shorter ones.']
   WHEN NOT issued(token) THEN ARRAY['PF003']
   WHEN is_stale AND (mode = 'strict' OR NOT is_bound) THEN ARRAY['PF001']
   WHEN is_bound AND NOT has_function_privilege('relies'::regproc, 'EXECUTE')
@@ -793,8 +795,8 @@ BEGIN
  PERFORM refuse_table(relation, table_fault(relation, true));  -- now locked
 
  -- An omitted argument keeps its value, but without a lease only strict is safe.
- SELECT max(t.arguments[2]) AS mode, max(t.arguments[3]) AS lease, max(t.arguments[4]) AS events, max(t.arguments[6]) AS deadline,
-   bool_or(t.enabled = 'A') AS always INTO had
+ SELECT max(arguments[2]) AS mode, max(arguments[3]) AS lease, max(arguments[4]) AS events, max(arguments[6]) AS deadline,
+   bool_or(enabled = 'A') AS always INTO had
  FROM triggers() AS t WHERE t.relation = $1;
  bound_to := nullif(coalesce(lease, had.lease), '');
  until := nullif(coalesce(deadline, had.deadline), '');
@@ -818,11 +820,13 @@ BEGIN
   THEN ARRAY['22023', 'a deadline has a column of its own, and no lease, strict, verify, events', 'Give lease => '''' to unbind it.']
   WHEN f.attnum IS NULL AND had.mode IS NOT NULL
   THEN ARRAY['42703', format('its fence has no column "%s"', col), 'Name it as fence_column.', col]
-  WHEN f.atttypid <> 'int8'::regtype THEN ARRAY['42804', format('column "%s" is no bigint', col), 'Name another fence_column.', col]
+  WHEN f.atttypid <> 'int8'::regtype THEN ARRAY[CASE WHEN f.attnum < 0 THEN '42701' ELSE '42804' END, format('column "%s" is no bigint',
+   col), 'Name another fence_column.', col]
   WHEN f.atthasdef OR f.attidentity <> '' OR f.attnotnull AND until <> ''
   THEN ARRAY['42611', format('column "%s" has a default, or is NOT NULL', col), 'Drop that.', col]
-  WHEN d.attnum <> 0 AND NOT is_fit(relation, until, true) THEN ARRAY[CASE WHEN d.atttypid <> 'timestamptz'::regtype OR d.atttypmod > 0
-   THEN '42804' ELSE '42611' END, format('column "%s" is no timestamptz, or has a default, or is NOT NULL', until), 'Name another.', until]
+  WHEN d.attnum <> 0 AND NOT is_fit(relation, until, true) THEN ARRAY[CASE WHEN d.attnum < 0 THEN '42701'
+   WHEN d.atttypid <> 'timestamptz'::regtype OR d.atttypmod > 0 THEN '42804' ELSE '42611' END,
+   format('column "%s" is no timestamptz, or has a default, or is NOT NULL', until), 'Name another.', until]
   WHEN unfit IS NOT NULL THEN ARRAY['42703', format('the lease names {%s}, no column that is fit', unfit),
    'Fit are integers, text, varchar, uuid, bool.', unfit] END INTO fault
  FROM (SELECT min(c) FROM unnest(columns_of(bound_to)) AS c WHERE c = col OR NOT is_fit(relation, c)) AS u (unfit)
@@ -830,9 +834,9 @@ BEGIN
  LEFT JOIN pg_attribute d ON d.attrelid = relation AND d.attname = until;
  PERFORM refuse_table(relation, fault);
  FOR item IN
-  SELECT v.* FROM (VALUES (col, 'bigint', 'fencing token of the latest write'), (until, 'timestamptz', 'until when the row is held'))
+  SELECT * FROM (VALUES (col, 'bigint', 'fencing token of the latest write'), (until, 'timestamptz', 'until when the row is held'))
    AS v (name, type, says)
-  WHERE v.name <> '' AND NOT EXISTS (SELECT FROM pg_attribute WHERE attrelid = relation AND attname = v.name)
+  WHERE name <> '' AND NOT EXISTS (SELECT FROM pg_attribute WHERE attrelid = relation AND attname = name)
  LOOP
   EXECUTE format('ALTER TABLE %1$s ADD %2$I %3$s; COMMENT ON COLUMN %1$s.%2$I IS ''%4$s (pg_fence)''', relation, item.name, item.type,
    item.says);
@@ -878,22 +882,22 @@ CREATE OR REPLACE FUNCTION fence_audit(INOUT relation regclass = NULL, OUT sever
 RETURNS SETOF record LANGUAGE sql ROWS 9 AS $$
  SELECT refuse_table(relation, table_fault(relation, false)) WHERE relation IS NOT NULL;
  WITH own AS (SELECT * FROM triggers() WHERE function !~ 'note'),
- fence AS (SELECT DISTINCT ON (c.oid) c.oid::regclass AS root, o.arguments AS a, o.arguments[2] AS mode,
-    coalesce(o.arguments[3], o.arguments[6]) AS key, CASE WHEN o.parent > 0 THEN pg_partition_root(c.oid) ELSE c.oid END AS top
+ fence AS (SELECT DISTINCT ON (c.oid) c.oid::regclass AS root, arguments AS a, arguments[2] AS mode,
+    coalesce(arguments[3], arguments[6]) AS key, CASE WHEN parent > 0 THEN pg_partition_root(c.oid) ELSE c.oid END AS top
    FROM pg_class c LEFT JOIN own o ON o.relation = c.oid
-   WHERE (c.oid = $1 OR $1 IS NULL AND o.parent = 0 AND (o.arguments <> '{}' OR NOT c.relispartition)) AND pg_has_role(c.relowner, 'USAGE')
-   ORDER BY c.oid, o.arguments)
+   WHERE (c.oid = $1 OR $1 IS NULL AND parent = 0 AND (arguments <> '{}' OR NOT relispartition)) AND pg_has_role(relowner, 'USAGE')
+   ORDER BY c.oid, arguments)
  SELECT DISTINCT part, f.* FROM fence m CROSS JOIN family(m.root) AS part CROSS JOIN table_fault(m.top, true) AS fault
  CROSS JOIN LATERAL (SELECT '; fence_protect refuses: ' || fault[2] || '. ' || fault[3], CASE WHEN fault IS NULL THEN
    format('SELECT %s(%L::regclass, %L, always => NULL', (SELECT oid::regproc FROM calls() JOIN pg_proc ON oid = call
    WHERE proname = 'fence_protect'), m.top::regclass, m.a[1]) END) AS again (why, call)
  CROSS JOIN LATERAL (
-  SELECT 'hole', concat('no trigger of pg_fence fires on ', string_agg(e.name, ', '), why),
-    call || concat(', events => ' || quote_literal(m.a[4] || ',' || string_agg(e.name, ',')), ');')
+  SELECT 'hole', concat('no trigger of pg_fence fires on ', string_agg(name, ', '), why),
+    call || concat(', events => ' || quote_literal(m.a[4] || ',' || string_agg(name, ',')), ');')
   FROM (VALUES ('insert', 7), ('update', 19), ('delete', 11), ('truncate', 34)) AS e (name, bits)
-  WHERE (e.name <> 'insert' OR m.key <> '' OR m.mode = 'managed')
-   AND NOT EXISTS (SELECT FROM own o WHERE o.relation = part AND o.type & e.bits = e.bits
-    AND o.enabled IN ('O', 'A')) HAVING count(*) > 0
+  WHERE (name <> 'insert' OR m.key <> '' OR m.mode = 'managed')
+   AND NOT EXISTS (SELECT FROM own o WHERE o.relation = part AND type & bits = bits
+    AND enabled IN ('O', 'A')) HAVING count(*) > 0
   UNION ALL
   SELECT 'hole', format('trigger %s runs after the fence', to_json(tgname)),
     format('ALTER TRIGGER %I ON %s RENAME TO %I;', tgname, part, 'a_' || tgname)
