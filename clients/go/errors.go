@@ -190,9 +190,19 @@ func codeOf(err error) string {
 	var network *net.OpError
 	var connecting *pgconn.ConnectError
 	var ofHTTP *url.Error
-	isOurs := !isContextError(err) && !errors.As(err, &ofHTTP) && !neverOpens(err)
-	if state == "" && isOurs && (pgconn.SafeToRetry(err) ||
-		pgconn.Timeout(err) || errors.As(err, &network) || errors.As(err, &connecting) ||
+	isConnecting := errors.As(err, &connecting)
+	isOurs := !errors.As(err, &ofHTTP) && !neverOpens(err)
+	switch {
+	case isConnecting && isOurs && !errors.Is(err, context.Canceled):
+		// Its connect_timeout is the deadline of a context.
+	case isContextError(err):
+		isOurs = false
+	case err != nil && strings.Contains(err.Error(), "conn busy"):
+		// The work has not closed its rows.
+		isOurs = false
+	}
+	if state == "" && isOurs && (isConnecting || pgconn.SafeToRetry(err) || pgconn.Timeout(err) ||
+		errors.As(err, &network) ||
 		isAnyOf(err, io.ErrUnexpectedEOF, driver.ErrBadConn, sql.ErrConnDone)) {
 		return "ended"
 	}

@@ -229,6 +229,29 @@ func TestAGuardUndoesItsWorkAfterAnInnerGuard(t *testing.T) {
 	p.equal(p.sql("SELECT status FROM orders"), "new")
 }
 
+func TestAnInnerGuardThatCannotRollBackUndoesTheWhole(t *testing.T) {
+	p := newFixture(t)
+	lease, db := p.acquire(long, "order:7"), p.database("pgx")
+	const many = "SELECT generate_series(1, 100000)"
+	conn := must(pgx.Connect(background, url))
+	tx, sqlTx := must(conn.Begin(background)), must(db.Begin())
+	var rows pgx.Rows
+	p.isError(lease.Guard(background, tx, func(ctx context.Context, tx pgx.Tx) (err error) {
+		must(tx.Exec(ctx, pay))
+		rows, err = tx.Query(ctx, many)
+		return cmp.Or(err, io.EOF)
+	}), io.EOF)
+	rows.Close()
+	p.equal(tx.Commit(background) == nil, false)
+	p.isError(lease.GuardSQL(background, sqlTx, func(ctx context.Context, tx *sql.Tx) error {
+		must(tx.ExecContext(ctx, pay))
+		_, err := tx.QueryContext(background, many)
+		return cmp.Or(err, io.EOF)
+	}), io.EOF)
+	p.equal(sqlTx.Commit() == nil, false)
+	p.equal(p.sql("SELECT status FROM orders"), "new")
+}
+
 func TestAConnectionInATransactionIsLeftAlone(t *testing.T) {
 	p := newFixture(t)
 	conn := must(p.database("pgx").Conn(background))
@@ -495,6 +518,27 @@ func TestALeaderEndsWithAnErrorOfItsWork(t *testing.T) {
 		p.equal(ctx.Err(), nil)
 		cancel()
 	}
+}
+
+func TestALeaderGoesOnAfterAServerThatDoesNotAnswer(t *testing.T) {
+	p := newFixture(t)
+	silent := must(net.Listen("tcp", "127.0.0.1:0"))
+	defer func() { noError(silent.Close()) }()
+	asks := "postgres://" + silent.Addr().String() + "/x?connect_timeout=1&sslmode=disable"
+	conn := must(pgx.Connect(background, url))
+	rows := must(conn.Query(background, "SELECT generate_series(1, 100000)"))
+	runs := 0
+	err := p.fence.Lead(background, "job", time.Second, func(ctx context.Context, _ *pgfence.Lease) error {
+		if runs++; runs == 1 {
+			return errorOf(pgx.Connect(ctx, asks))
+		}
+		// That the work has not closed its rows is an error of its own.
+		return errorOf(conn.Exec(ctx, pay))
+	})
+	p.isError(err, err, "conn busy")
+	p.equal(runs, 2)
+	rows.Close()
+	noError(conn.Close(background))
 }
 
 func TestTheWorksContextSaysTheLoss(t *testing.T) {

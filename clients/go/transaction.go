@@ -118,7 +118,20 @@ func beginPgx(from Pgx, work PgxWork) beginFunc {
 			}
 			return nil
 		}
-		t.commit, t.rollback = tx.Commit, tx.Rollback
+		t.commit = tx.Commit
+		t.rollback = func(ctx context.Context) error {
+			err := tx.Rollback(ctx)
+			isLeft := err != nil && !errors.Is(err, pgx.ErrTxClosed)
+			if !t.isInner {
+				// The work may have begun another one.
+				isLeft = !conn.IsClosed() && conn.TxStatus() != 'I'
+			}
+			if isLeft {
+				// What it has done would be committed with what comes next.
+				err = tx.Conn().Close(ctx)
+			}
+			return err
+		}
 		return nil
 	}
 }
@@ -160,7 +173,12 @@ func beginSQL(from SQL, work SQLWork) beginFunc {
 			t.commit = exec("RELEASE SAVEPOINT pg_fence")
 			t.rollback = func(ctx context.Context) error {
 				// A savepoint outlives the rollback to it, and would hide an outer one of the same name.
-				return cmp.Or(exec("ROLLBACK TO SAVEPOINT pg_fence")(ctx), t.commit(ctx))
+				err := cmp.Or(exec("ROLLBACK TO SAVEPOINT pg_fence")(ctx), t.commit(ctx))
+				if err != nil {
+					// What it has done would be committed with the program's transaction.
+					err = tx.Rollback()
+				}
+				return err
 			}
 		case canBegin:
 			tx, err = beginner.BeginTx(ctx, nil)
@@ -346,7 +364,7 @@ func (g *guard) runOnce() (failure effect, err error) {
 			ctx := context.WithoutCancel(g.ctx)
 			ctx, cancel := context.WithTimeout(ctx, waitPortion*time.Millisecond)
 			defer cancel()
-			// If the rollback fails, the driver ends the connection.
+			// If the rollback fails, the connection is ended.
 			_ = t.rollback(ctx)
 		}
 	}()
@@ -465,7 +483,8 @@ func (g *guard) failed(t *transaction, err error) (effect, error) {
 	switch {
 	case errors.Is(err, pgx.ErrTxCommitRollback):
 		f.Code = "25P02"
-	case g.isWorkDone && errors.Is(err, pgx.ErrTxClosed):
+	case g.isWorkDone && (errors.Is(err, pgx.ErrTxClosed) ||
+		t.isInner && hasAnyPrefix(f.Code, "3B001", "25P01")):
 		f.Code = "no transaction"
 	case isInterrupted(err) && (isLost || ctxErr != nil):
 		// Where a context ends during a statement, the session ends, or its transaction does. If the
