@@ -370,8 +370,10 @@ final class Tests {
         Fence.Leading<Exception> work =
                 lease -> {
                     if (!kinds.contains("INTERRUPTED")) {
+                        Thread own = Thread.currentThread();
+                        lease.lost().thenRun(own::interrupt);
                         sql("SELECT lease_revoke('job')");
-                        lease.lost().get();
+                        eventually(own::isInterrupted);
                     }
                     lease.check();
                 };
@@ -394,6 +396,19 @@ final class Tests {
         CountDownLatch never = new CountDownLatch(1);
         assertThrows(FenceException.class, () -> fence.lead("job", TTL, never, closes));
         assertEquals(1, Collections.frequency(kinds, "INTERRUPTED"));
+    }
+
+    @Test
+    void aLeaderGoesOnAfterALostTransactionThatAnExecutorWraps() throws Exception {
+        int[] terms = {0};
+        Fence.Leading<Exception> work =
+                lease -> {
+                    if (++terms[0] == 1) {
+                        throw new ExecutionException(new TransactionLost("", false, null));
+                    }
+                };
+        assertTrue(fence.lead("job", TTL, new CountDownLatch(1), work));
+        assertEquals(2, terms[0]);
     }
 
     @Test

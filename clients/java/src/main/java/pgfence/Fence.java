@@ -238,8 +238,11 @@ public final class Fence implements AutoCloseable {
                     throw error;
                 }
                 failed = error;
-                boolean hasType = error instanceof FenceException;
-                String type = hasType ? error.getClass().getSimpleName() : "";
+                if (leading != null && leading.isLost()) {
+                    // The program may have its thread interrupted at the loss.
+                    Thread.interrupted();
+                }
+                String type = FenceException.typeOf(error);
                 String code = FenceException.codeOf(error);
                 long now = Clock.now();
                 effects =

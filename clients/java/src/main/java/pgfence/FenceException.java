@@ -274,6 +274,19 @@ public sealed class FenceException extends RuntimeException {
                 .flatMap(cause -> Stream.iterate((SQLException) cause, Objects::nonNull, next));
     }
 
+    /**
+     * Returns the type of this package's exception, which may be a cause, as of an
+     * ExecutionException; or an empty text.
+     */
+    static String typeOf(Throwable error) {
+        return Stream.iterate(error, Objects::nonNull, Throwable::getCause)
+                .limit(50)
+                .filter(FenceException.class::isInstance)
+                .findFirst()
+                .map(found -> found.getClass().getSimpleName())
+                .orElse("");
+    }
+
     /** Returns the SQLSTATE, or an empty text if there is none. */
     static String stateOf(Throwable error) {
         Stream<String> states = sqlExceptions(error).map(SQLException::getSQLState);
