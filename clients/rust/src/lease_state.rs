@@ -1568,8 +1568,7 @@ pub fn guard_failed(
     let is_own = matches!(stage, GuardStage::Begin | GuardStage::Release);
     // With 25P03 and 25P04 the server has ended an idle transaction before it read the commit.
     let is_unknown = stage == GuardStage::Commit && !is_inner && !matches!(code, "25P03" | "25P04");
-    let in_doubt =
-        if is_broken || code.is_empty() { is_unknown } else { code == "no transaction" };
+    let in_doubt = if is_broken || code.is_empty() { is_unknown } else { code == "no transaction" };
     let error = match code {
         _ if is_broken && is_lost => Some(ErrorType::LeaseLost),
         _ if is_broken => Some(ErrorType::TransactionLost),
