@@ -191,9 +191,16 @@ class Tests(unittest.TestCase):
                     await execute(on, PAY)
             refused = raised.exception
             self.assertEqual((refused.sqlstate, refused.detail["lease"]), ("PF004", "order:7"))
+            guard = lease.guard(on)
+            async with entered(guard):
+                await execute(on, PAY)
             with self.assertRaisesRegex(RuntimeError, "the program's own"):
-                async with entered(lease.guard(on)):
+                async with entered(guard):
+                    await execute(on, PAY.replace("paid", "undone"))
                     raise RuntimeError("the program's own") from refused
+            async with entered(lease.guard(on)):
+                await execute(on, "SELECT 1")
+            self.assertEqual(self.value(STATUS), "paid")
             # SQLAlchemy on asyncpg sends one statement at a time.
             is_alchemys = isinstance(on, (Session, AsyncSession, AsyncConnection))
             for ends, swallowed, in_doubt in (

@@ -310,6 +310,8 @@ class Guard(Block[C]):
     async def _around(self) -> AsyncIterator[C]:
         for holding in self._held:
             holding.check()
+        # The same guard may be entered again.
+        self._driver.has_committed = False
         stage, last_stage = "open", "rolled back"
         to_release = self._holdings if self._releases else []
         try:
@@ -337,11 +339,10 @@ class Guard(Block[C]):
                 await self._release()
             stage = "commit"
             await self._driver.commit()
-            last_stage = "inner" if self._driver.is_inner else "committed"
+            self._driver.has_committed = True
         except BaseException as error:
             if self._driver.has_committed:
                 # A hook of the program has failed.
-                last_stage = "inner" if self._driver.is_inner else "committed"
                 raise
             failure = self._failure(error, stage)
             last_stage = failure["last"]
@@ -360,6 +361,8 @@ class Guard(Block[C]):
             raise typed_error from error
         finally:
             self._unregister()
+            if self._driver.has_committed:
+                last_stage = "inner" if self._driver.is_inner else "committed"
             if stage in {"check", "release", "commit"}:
                 await self._heartbeat.last_transaction(to_release, last_stage, self._is_async)
             self._end_row_locks()
