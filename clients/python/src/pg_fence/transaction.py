@@ -259,7 +259,20 @@ def driver_of(connection: Any) -> Driver:
     raise TypeError(f"this takes {takes}, and not {type(connection)}; {of}")
 
 
-_FAILED = "a statement of the transaction has failed: all of it is rolled back"
+#: How a transaction was lost, by the code.
+_LOST = {
+    "25P02": "a statement of the transaction has failed: all of it is rolled back",
+    "no transaction": "the work has ended the transaction itself: what it did after that was not"
+    " guarded",
+}
+
+
+class _NotOpen(Exception):
+    """The transaction has failed (25P02), or is not open any more (`no transaction`)."""
+
+    def __init__(self, code: str):
+        super().__init__(code)
+        self.sqlstate = code
 
 
 class Guard(Block[C]):
@@ -333,7 +346,7 @@ class Guard(Block[C]):
             stage = "check"
             # From here on the heartbeat does not renew the leases that are being released.
             await self._heartbeat.last_transaction(to_release, "begins", self._is_async)
-            await self._refuse_if_failed()
+            await self._refuse_if_not_open()
             stage = "release"
             if self._releases:
                 await self._release()
@@ -409,18 +422,15 @@ class Guard(Block[C]):
                 holding.sockets.discard(self._socket)
             self._socket.close()
 
-    async def _refuse_if_failed(self) -> None:
-        """Raises TransactionLost if the work has swallowed an error, after which a COMMIT would roll
-        back without an error, or if it has ended the transaction."""
+    async def _refuse_if_not_open(self) -> None:
+        """Raises _NotOpen if the work has swallowed an error, after which a COMMIT would roll back
+        without an error, or if it has ended the transaction."""
         status = await self._driver.status()
         if status is Status.INERROR:
-            raise TransactionLost(_FAILED)
+            raise _NotOpen("25P02")
         # The driver may have begun another transaction, which does not have the token.
         if status is Status.IDLE or not await self._driver.value(statements.CURRENT_TOKEN, []):
-            ended = (
-                "the work has ended the transaction itself: what it did after that was not guarded"
-            )
-            raise TransactionLost(ended, in_doubt=True)
+            raise _NotOpen("no transaction")
 
     async def _roll_back(self, error: BaseException) -> None:
         """Rolls back, or ends the connection if that fails or is interrupted. Afterwards a loss does
@@ -461,9 +471,8 @@ class Guard(Block[C]):
             lost.in_doubt = lost.in_doubt or in_doubt
             return lost
         if kind == "TransactionLost":
-            has_failed = sqlstate_of(error) == "25P02"
             ended = f"the session ended under the transaction: {error}"
-            return TransactionLost(_FAILED if has_failed else ended, in_doubt)
+            return TransactionLost(_LOST.get(sqlstate_of(error), ended), in_doubt)
         if kind == "LeaseTaken":
             return LeaseTaken(self._names, refusal(error).detail.get("holder"))
         return typed(error, kind, self._role, of_table=not self._names) if kind else error
