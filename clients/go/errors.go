@@ -191,16 +191,11 @@ func codeOf(err error) string {
 	var connecting *pgconn.ConnectError
 	var ofHTTP *url.Error
 	isConnecting := errors.As(err, &connecting)
-	isOurs := !errors.As(err, &ofHTTP) && !neverOpens(err)
-	switch {
-	case isConnecting && isOurs && !errors.Is(err, context.Canceled):
-		// Its connect_timeout is the deadline of a context.
-	case isContextError(err):
-		isOurs = false
-	case err != nil && strings.Contains(err.Error(), "conn busy"):
-		// The work has not closed its rows.
-		isOurs = false
-	}
+	// The driver's connect_timeout is the deadline of a context, too.
+	isOfContext := isContextError(err) && (!isConnecting || errors.Is(err, context.Canceled))
+	// The connection is busy if the work has not closed its rows.
+	isBusy := err != nil && strings.Contains(err.Error(), "conn busy")
+	isOurs := !isOfContext && !isBusy && !errors.As(err, &ofHTTP) && !neverOpens(err)
 	if state == "" && isOurs && (isConnecting || pgconn.SafeToRetry(err) || pgconn.Timeout(err) ||
 		errors.As(err, &network) ||
 		isAnyOf(err, io.ErrUnexpectedEOF, driver.ErrBadConn, sql.ErrConnDone)) {
