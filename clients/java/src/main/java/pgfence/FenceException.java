@@ -253,13 +253,16 @@ public sealed class FenceException extends RuntimeException {
 
     // Finding the driver's error in an exception that may wrap it.
 
+    private static Stream<Throwable> chain(Throwable error) {
+        return Stream.iterate(error, Objects::nonNull, Throwable::getCause).limit(50);
+    }
+
     /**
      * Returns the exception and its causes. An exception that the program has made from one of
      * these is the program's own.
      */
     private static Stream<Throwable> causes(Throwable error) {
-        return Stream.iterate(error, Objects::nonNull, Throwable::getCause)
-                .limit(50)
+        return chain(error)
                 .takeWhile(cause -> cause == error || !(cause instanceof FenceException));
     }
 
@@ -279,8 +282,7 @@ public sealed class FenceException extends RuntimeException {
      * ExecutionException; or an empty text.
      */
     static String typeOf(Throwable error) {
-        return Stream.iterate(error, Objects::nonNull, Throwable::getCause)
-                .limit(50)
+        return chain(error)
                 .filter(FenceException.class::isInstance)
                 .findFirst()
                 .map(found -> found.getClass().getSimpleName())
