@@ -1214,11 +1214,9 @@ const isConflictError = (code: string) => code === "40001" || code === "40P01";
 const isTransient = (code: string) =>
   /^(25|40|53|55P03|57|58)/.test(code) || isConnectionError(code);
 const isLockError = (code: string) => code === "55P03" || isConflictError(code);
-/** True if a session has ended: idle in transaction, transaction_timeout, terminated, crashed,
- * starting, idle, and the class of connection errors. */
+/** True if a session has ended, or could not be opened. */
 export const endsSession = (code: string) =>
   /^(ended|57P03|08)/.test(code) || endsOpenSession(code);
-
 /** True if the server has ended an open session: idle in transaction, transaction_timeout,
  * terminated, crashed, idle. */
 const endsOpenSession = (code: string) => /^(25P0[34]|57P0[125])$/.test(code);
