@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from socket import socket
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import psycopg
 
@@ -43,8 +43,7 @@ _log = logging.getLogger("pg_fence")
 Kind = Literal["acquired", "renewed", "lost", "released", "interrupted"]
 
 
-@dataclass(frozen=True)
-class Event:
+class Event(NamedTuple):
     """A change of a lease, for `on_event`, which is called in a thread of the fence. While it blocks,
     later events and the answers to acquires wait, and the heartbeat goes on. A loss has a `reason`,
     and so has a release without an answer (`unconfirmed`). `interrupted` comes from `lead`, which no
@@ -57,10 +56,13 @@ class Event:
     reason: str | None
 
 
+#: A clock that runs while the computer sleeps, where there is one.
+_BOOTTIME = getattr(time, "CLOCK_BOOTTIME", None)
+
+
 def now() -> int:
-    """Returns the milliseconds of a clock that, where there is one, runs while the computer sleeps."""
-    boottime = getattr(time, "CLOCK_BOOTTIME", None)
-    ns = time.monotonic_ns() if boottime is None else time.clock_gettime_ns(boottime)
+    """Returns the milliseconds of the clock of all times and deadlines."""
+    ns = time.monotonic_ns() if _BOOTTIME is None else time.clock_gettime_ns(_BOOTTIME)
     return ns // 1_000_000
 
 

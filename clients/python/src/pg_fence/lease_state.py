@@ -6,6 +6,7 @@ carries out in their order."""
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 NEVER = 1 << 60
@@ -23,6 +24,8 @@ Effect: TypeAlias = dict[str, Any]
 
 #: The states of a lease. A lease that is CONFIRMING or HELD is live.
 ACQUIRING, CONFIRMING, HELD, RELEASING, LOST, RELEASED = range(6)
+
+_BEAT_AT = attrgetter("beat_at")
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -421,7 +424,7 @@ class LeaseStates(Sender):
 
     def _send_on_shared_connection(self) -> None:
         due = [lease for lease in self.leases.values() if lease.beat_at <= self.now]
-        due.sort(key=lambda lease: lease.beat_at)
+        due.sort(key=_BEAT_AT)
         first = next((lease for lease in due if lease.is_renewable), None)
         releases = (one for one in self.releases if one.due_at <= self.now and not one.call)
         release = next(releases, None)
@@ -446,7 +449,7 @@ class LeaseStates(Sender):
         soon = [one for one in self.leases.values() if one.beat_at <= self.now + one.ttl // 6]
         soon = [one for one in soon if one.is_renewable and not one.confirms_row]
         soon = [one for one in soon if one.table == first.table]
-        soon.sort(key=lambda lease: lease.beat_at)
+        soon.sort(key=_BEAT_AT)
         return soon[: _count_within(MAX_PAIRS, (len(lease.names) for lease in soon))]
 
     def _send_renewal(self, leases: list[LeaseState], owner: Sender) -> None:
@@ -871,9 +874,16 @@ class LeaseStates(Sender):
 
     def _emit(self, event: str, lease: LeaseState) -> None:
         left = lease.deadline - self.now if lease.is_held else 0
-        effect: Effect = {"event": event, "key": lease.id, "token": lease.token, "remaining": left}
-        effect["reason"], effect["advice"] = lease.reason, lease.advice
-        self.effects.append(effect)
+        self.effects.append(
+            {
+                "event": event,
+                "key": lease.id,
+                "token": lease.token,
+                "remaining": left,
+                "reason": lease.reason,
+                "advice": lease.advice,
+            }
+        )
 
     def _log(self, what: str, reason: str = "") -> None:
         """Writes one line for all equal ones of a step, with their count."""
