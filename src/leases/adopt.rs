@@ -2,14 +2,15 @@
 //!
 //! A greater number ends the older grant for good. The call answers true once no open transaction relies on the older
 //! grant: its lock excludes guards, and later guards queue behind it. If that takes longer than `wait`, the older grant
-//! is ended all the same and the answer is false, "not yet". After that commit nobody can guard the older grant again,
-//! so even an endless chain of overlapping guards ends soon.
+//! is ended all the same and the answer is false, "not yet". Guards that come in the meantime wait for the commit, after
+//! which nobody can guard the older grant again. So even an endless chain of overlapping guards ends soon.
 
 use super::free_slot::{is_being_loaded, settled_rows};
 use super::guard;
 use super::known::{check_role, of_another_holder};
 use super::locks::{Locked, Locks};
 use crate::errors::{self, Report};
+use crate::pg::locks::lock::LockTag;
 use crate::pg::locks::wait::{self, Waiting};
 use crate::pg::session::clock;
 use crate::pg::session::commit;
@@ -20,7 +21,7 @@ use crate::pg::state::row::{Deleter, Lifetime, NewGrant, Row};
 use crate::statistics::{self, Counter};
 use crate::tokens;
 use pg_fence_rules::grant::{self, Adopt, Grant, Holders, Mode};
-use pg_fence_rules::locks::{ADOPT, CHANGE, END_OLDER};
+use pg_fence_rules::locks::{ADOPT, ANNOUNCE_ADOPTION, AWAIT_ADOPTION, CHANGE, END_OLDER};
 use pg_fence_rules::names::Level;
 use pg_fence_rules::{Epoch, Token};
 use std::time::Duration;
@@ -61,6 +62,11 @@ pub fn is_used_here() -> bool {
     looked.is_ok() && found
 }
 
+/// Returns true if another transaction adopts the lease, or has waited in vain to do so.
+pub fn is_announced(name: &[u8]) -> bool {
+    LockTag::queue(name).has_conflicts(AWAIT_ADOPTION.mode)
+}
+
 /// The decision about the adoption, by the row of the name.
 struct Checked {
     adopt: Adopt,
@@ -94,11 +100,15 @@ fn replace(adoption: &Adoption, waiting: &Waiting) -> Result<Option<bool>, Repor
     let mut locks = Locks::of(&adoption.name);
     // A transaction's own guard does not conflict with its own lock, so it is checked separately.
     let relies = guard::guards_slot(&adoption.name, 0);
+    // When the wait for the grant ends in vain, the guards that have queued behind it find this lock.
+    locks.take_within(ANNOUNCE_ADOPTION, 0, waiting)?;
     // The table stays closed during the wait, so that maintenance does not wait for this session.
     let alone = !relies && locks.take_within(ADOPT, 0, waiting)?;
     let table = LeaseTable::open(Access::Write)?;
     if !alone {
-        end_older(&table, adoption)?;
+        if end_older(&table, adoption)? {
+            locks.hold_until_commit();
+        }
         return Ok(Some(false));
     }
     if settled_rows(&table, &adoption.name).is_none() {
@@ -170,11 +180,11 @@ fn adopt_again(adoption: &Adoption) -> Result<bool, Report> {
     Ok(true)
 }
 
-/// Ends the older grant, unless another transaction is changing it. After the commit nobody can guard it again.
-fn end_older(table: &LeaseTable, adoption: &Adoption) -> Result<(), Report> {
+/// Ends the older grant. Returns false if another transaction is changing it.
+fn end_older(table: &LeaseTable, adoption: &Adoption) -> Result<bool, Report> {
     let is_there = |row: &Row| row.deleter() == Deleter::None;
     let Some(locked) = Locked::grant(table, &adoption.name, 0, END_OLDER, is_there)? else {
-        return Ok(());
+        return Ok(false);
     };
     checked(table, adoption)?;
     let row = locked.row;
@@ -183,7 +193,7 @@ fn end_older(table: &LeaseTable, adoption: &Adoption) -> Result<(), Report> {
         commit::flush_at_commit();
         table.replace(&row, &row.closed(adoption.token, clock::now()))?;
     }
-    Ok(())
+    Ok(true)
 }
 
 fn write(

@@ -4,8 +4,9 @@
 //! a token is checked once per lease and transaction. A guard ends with its lock, so at the rollback of its savepoint,
 //! too.
 
+use super::adopt;
 use super::known::{Caller, not_speaking, not_your_lease};
-use super::locks::Locked;
+use super::locks::{Locked, Locks};
 use super::queue;
 use crate::errors::{self, Report};
 use crate::pg::call::raise;
@@ -17,7 +18,7 @@ use crate::pg::state::role_prefix;
 use crate::pg::state::row::Row;
 use crate::statistics::{self, Counter, Known};
 use crate::tokens;
-use pg_fence_rules::locks::GUARD;
+use pg_fence_rules::locks::{AWAIT_ADOPTION, GUARD};
 use pg_fence_rules::snapshot::{self, InSnapshot};
 use pg_fence_rules::{Instant, Token};
 use std::cell::RefCell;
@@ -153,13 +154,23 @@ fn locked<'a>(
     token: Token,
     caller: Caller,
 ) -> Result<Option<(Locked<'a>, bool)>, Report> {
-    let Some(seen) = table.row_with(name, token) else { return Ok(None) };
-    let acts = role::acts_for(seen.role(), caller.in_trigger());
-    if !acts && !role_prefix::is_visible(seen.name()) {
-        return Ok(None);
+    loop {
+        let Some(seen) = table.row_with(name, token) else { return Ok(None) };
+        let acts = role::acts_for(seen.role(), caller.in_trigger());
+        if !acts && !role_prefix::is_visible(seen.name()) {
+            return Ok(None);
+        }
+        let has_token = |row: &Row| row.grant.has(token);
+        let Some(locked) = Locked::seen(table, name, &seen, GUARD, has_token)? else {
+            return Ok(None);
+        };
+        if locked.row.grant.adopted.is_none() || !adopt::is_announced(name) {
+            return Ok(Some((locked, acts)));
+        }
+        // The adoption may have to close this grant, or may wait for its lock.
+        drop(locked);
+        Locks::of(name).take(AWAIT_ADOPTION, 0)?;
     }
-    let has_token = |row: &Row| row.grant.has(token);
-    Ok(Locked::seen(table, name, &seen, GUARD, has_token)?.map(|locked| (locked, acts)))
 }
 
 /// Returns true if this transaction guards the lease with exactly this token.

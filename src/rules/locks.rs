@@ -105,6 +105,10 @@ pub const GUARD: LockStep = waiting(Lock::Grant, LockMode::RowExclusive);
 /// An adoption excludes all others, at once or after a wait: then nobody relies on a grant of an older token, and later
 /// guards queue behind it.
 pub const ADOPT: LockStep = at_once(Lock::Grant, LockMode::AccessExclusive);
+/// An adoption announces itself before it waits, and until its transaction ends if it waited in vain.
+pub const ANNOUNCE_ADOPTION: LockStep = at_once(Lock::Queue, LockMode::RowExclusive);
+/// A guard of an adopted lease waits for the end of an announced adoption, which may have ended the grant.
+pub const AWAIT_ADOPTION: LockStep = waiting(Lock::Queue, LockMode::Share);
 /// An adoption that cannot replace a guarded grant ends it, unless another transaction is already changing it.
 pub const END_OLDER: LockStep = at_once(Lock::Grant, LockMode::ShareUpdateExclusive);
 /// A prune locks one row's grant at a time and releases it at once.
@@ -146,6 +150,9 @@ mod tests {
             // A check conflicts with what it checks for, but not with another check.
             (SOMEBODY_WAITS, &[HEAD_OF_QUEUE], true),
             (SOMEBODY_WAITS, &[SOMEBODY_WAITS], false),
+            (AWAIT_ADOPTION, &[ANNOUNCE_ADOPTION], true),
+            (AWAIT_ADOPTION, &[AWAIT_ADOPTION], false),
+            (ANNOUNCE_ADOPTION, &[ANNOUNCE_ADOPTION], false),
         ]
         .into_iter()
         .enumerate()
