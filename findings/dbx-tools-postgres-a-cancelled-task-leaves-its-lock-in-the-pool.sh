@@ -1,8 +1,8 @@
 #!/bin/bash
 # dbx-tools-postgres 0.9.40 (PyPI, advisory locks by SQLAlchemy): a task that is cancelled leaves its lock locked.
 #
-# Guess: "async with advisory_lock_async(engine, key)" unlocks whatever ends the block: its page says that it holds one
-#   connection "for the full critical section". A try after a timeout (asyncio.wait_for) is granted.
+# Guess: "async with advisory_lock_async(engine, key)" unlocks whatever ends the block: by its page it keeps one
+#   connection for all of the block. A try after a timeout (asyncio.wait_for) is granted.
 # Seen: the unlock follows an "except Exception", and a cancelled task ends with CancelledError, which is none. The
 #   connection goes back to the pool with the session's lock on it, and SQLAlchemy's pool only rolls back. After one
 #   timeout all other processes are refused, with nobody at work, for as long as the pool keeps that connection.

@@ -1,8 +1,8 @@
 #!/bin/bash
 # IPC::Shareable 1.13 (Debian 12): a singleton that was stopped by a signal cannot be started again, and nobody says so.
 #
-# Guess: IPC::Shareable->singleton("name") lets one instance of a script run "at any given time". Once it was killed
-#   there is none, so the next one runs; if it cannot, it says so, or its exit status does.
+# Guess: IPC::Shareable->singleton("name") lets one instance of a script run at a time. Once it was killed there is
+#   none, so the next one runs; if it cannot, it says so, or its exit status does.
 # Seen: the sign of an instance is a segment of shared memory, which outlives its process. Only an orderly end removes
 #   it. After a SIGTERM, as each service manager sends it, or a kill by the OOM killer every later start ends at once,
 #   with no word and status 0, until somebody removes the segment by hand or the machine is started anew.

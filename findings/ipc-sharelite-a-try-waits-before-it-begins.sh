@@ -1,8 +1,8 @@
 #!/bin/bash
 # IPC::ShareLite 0.17 (Perl, Debian 12): a process that comes along waits for the lock before it can try it.
 #
-# Guess: new() opens the shared memory, lock(LOCK_EX|LOCK_NB) tries its lock, and "will return 0 if it would have had to
-#   wait". A cron job that finds the one before it at work goes away.
+# Guess: new() opens the shared memory, lock(LOCK_EX|LOCK_NB) tries its lock, and returns 0 if somebody else has it. A
+#   cron job that finds the one before it at work goes away.
 # Seen: new() itself takes that lock to look at the memory, and waits for it. The job stands in new() until the holder
 #   has ended, and then its try is granted: the jobs queue up and run one after the other. Readers are waited for as
 #   well. Only who had opened the memory before the lock was taken is refused.

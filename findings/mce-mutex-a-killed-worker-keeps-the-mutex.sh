@@ -1,7 +1,7 @@
 #!/bin/bash
 # MCE::Mutex 1.884 (Perl, Debian 12): a worker that is killed takes the mutex with it, for good.
 #
-# Guess: "A held lock by an exiting process or thread is released automatically", says the page, whatever ends it.
+# Guess: by its page the lock of a process that ends is released by itself, whatever ends the process.
 # Seen: by default the mutex is a byte in a pipe, and it is the object's destructor that puts it back. exit() runs it, a
 #   signal does not: after a worker's SIGTERM or a kill by the OOM killer nobody gets the mutex any more, and a pool of
 #   workers waits in lock() without end. With impl => "Flock" the kernel releases it, whatever ended the holder.

@@ -1,8 +1,8 @@
 #!/bin/bash
 # nq 0.3.1 (Debian 12, job queue without a daemon): a job that redirects its own output no longer holds up the next.
 #
-# Guess: "exclusive execution is maintained strictly" and "the lock is released by the kernel after the job
-#   terminates": the next job starts when the one before it has ended, whatever that one does.
+# Guess: by its page jobs never overlap, and the kernel gives the lock back when the job has ended: the next job starts
+#   when the one before it has ended, whatever that one does.
 # Seen: the lock is the job's output file, which the job has as descriptors 1 and 2, and nowhere else. A script that
 #   begins with "exec > some.log 2>&1", as scripts for cron do, gives it up at once: the next job runs beside it, and
 #   nq -t says that it is done.

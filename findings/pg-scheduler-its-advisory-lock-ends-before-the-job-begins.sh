@@ -1,8 +1,8 @@
 #!/bin/bash
 # pg-scheduler 0.2.3 (PyPI, periodic jobs in PostgreSQL): use_advisory_lock=True keeps nobody out.
 #
-# Guess: a periodic job with use_advisory_lock=True, "for operations that must run on exactly one node", holds its
-#   lock while it runs. A node that comes up in the meantime and finds the job due again skips it.
+# Guess: a periodic job with use_advisory_lock=True, which its page has for what one node alone may run, holds
+#   its lock while it runs. A node that comes up in the meantime and finds the job due again skips it.
 # Seen: the lock is taken through the pool, on a connection that goes straight back to it, and asyncpg unlocks all
 #   advisory locks of a connection that is given back. No lock is held when the job begins: the second node, started
 #   while the first one is at work, is granted the same lock and runs the job beside it.
