@@ -443,14 +443,12 @@ impl<T: OpenTransaction> Guarded<T> {
     /// transaction itself; PostgreSQL would report success in both of the latter cases.
     pub async fn commit(mut self) -> Result<(), Error> {
         self.state.late.clear();
-        match self.state.loss() {
-            Some(loss) => Err(loss),
-            None => self.end().await,
-        }
+        self.end().await
     }
 
     async fn end(self) -> Result<(), Error> {
         let Guarded { transaction, mut state } = self;
+        state.loss().map_or(Ok(()), Err)?;
         let (is_whole, is_last) = (state.is_whole, state.stage.is_some());
         if is_last {
             // The stage that is reported if this future is dropped during the commit.

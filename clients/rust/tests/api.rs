@@ -8,10 +8,12 @@ use pg_fence_client::{
     BoxError, Connected, Error, Event, EventKind, Fence, Lease, Reason, classify, connect, open,
 };
 use std::fmt::{Debug, Display};
-use std::future::pending;
+use std::future::{pending, poll_fn};
 use std::panic::resume_unwind;
+use std::pin::pin;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::task::Poll;
 use std::time::Duration;
 use tokio::time::{sleep, timeout};
 use tokio_postgres::config::SslMode;
@@ -122,6 +124,25 @@ async fn a_lease_is_held_until_its_last_clone_is_dropped() {
     assert_eq!(lost(ended.unwrap().run::<()>(begins).await), Reason::AtMost);
     shop.fence.close().await;
     assert_eq!(shop.sql(STATE).await, "free");
+}
+
+/// Also if the answer to the release has come, but the program has blocked its thread until the loss.
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_committed_after_a_loss() {
+    let shop = Shop::new().await;
+    // On the driver's connection, which a loss does not cut.
+    let (mut client, connection) = tokio_postgres::connect(&url(), NoTls).await.unwrap();
+    tokio::spawn(connection);
+    let lease = shop.lost_soon().await;
+    let guard = lease.guard(&mut client).await.unwrap();
+    guard.execute(PAY, &[]).await.unwrap();
+    let mut ends = pin!(guard.commit_and_release());
+    // Polled once, it has sent the release.
+    assert!(poll_fn(|cx| Poll::Ready(ends.as_mut().poll(cx))).await.is_pending());
+    std::thread::sleep(SHORT * 2);
+    let error = ends.await.unwrap_err();
+    assert!(matches!(error, Error::LeaseLost { in_doubt: false, .. }), "{error:?}");
+    assert_eq!(shop.sql(STATUS).await, "new");
 }
 
 /// Also, the futures of the verbs can be spawned, and a lease stays held if the program's
