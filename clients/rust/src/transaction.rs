@@ -74,8 +74,9 @@ pub trait OpenTransaction: Send + Sized {
     ) -> impl Future<Output = Result<Counted, BoxError>> + Send;
 
     /// Commits. A COMMIT after a failed statement rolls back without an error, and one without a
-    /// transaction is a warning: so [`CHECK_TRANSACTION`] is sent before it, unless this is a
-    /// savepoint. If the check has failed, nothing is committed.
+    /// transaction is a warning: so [`CHECK_TRANSACTION`] is sent before it. A RELEASE needs it only
+    /// if the driver would not undo the savepoint after an error. If the check has failed, nothing
+    /// is committed.
     fn commit(self, is_whole: bool) -> impl Future<Output = Result<Checked, BoxError>> + Send;
 }
 
@@ -91,6 +92,11 @@ impl OpenTransaction for Transaction<'_> {
 
     async fn commit(self, is_whole: bool) -> Result<Checked, BoxError> {
         if !is_whole {
+            // The driver does not undo a savepoint whose RELEASE fails: the program's transaction
+            // would have failed, too, and its COMMIT would roll back without an error.
+            if let Err(error) = self.batch_execute(CHECK_TRANSACTION).await {
+                return Ok(Err(error.into()));
+            }
             return Ok(Ok(Transaction::commit(self).await?));
         }
         let had_ended = self.client().is_closed();

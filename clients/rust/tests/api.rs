@@ -158,6 +158,14 @@ async fn a_guard_in_an_open_transaction_is_a_savepoint() {
         outer.rollback().await?;
         sleep(SHORT * 3).await;
         lease.check()?;
+        // A guard that has ignored an error undoes its own part.
+        let mut outer = client.transaction().await?;
+        let guard = lease.guard(&mut outer).await?;
+        guard.batch_execute("SELECT 1 / 0").await.unwrap_err();
+        let error = guard.commit().await.unwrap_err();
+        assert!(matches!(error, Error::TransactionLost { in_doubt: false, .. }), "{error:?}");
+        outer.batch_execute("SELECT 1").await?;
+        drop(outer);
         let mut guard = lease.guard(&mut client).await?;
         lease.guard(&mut guard).await?.commit().await?;
         guard.execute(PAY, &[]).await?;
