@@ -1,7 +1,7 @@
 //! Transactions that are guarded by leases, on connections of sqlx.
 
 use crate::fence::BoxError;
-use crate::transaction::{Begun, CHECK_TRANSACTION, Checked, Counted, Guardable, OpenTransaction};
+use crate::transaction::{Begun, Checked, Counted, Guardable, OpenTransaction};
 use sqlx::postgres::PgConnection;
 use sqlx::{Connection, Executor, Postgres, Transaction};
 
@@ -21,7 +21,7 @@ impl Guardable for PgConnection {
 }
 
 impl OpenTransaction for Transaction<'_, Postgres> {
-    async fn run_sql(&mut self, sql: &'static str) -> Result<(), BoxError> {
+    async fn run_sql(&mut self, sql: &str) -> Result<(), BoxError> {
         self.execute(sql).await?;
         Ok(())
     }
@@ -31,8 +31,8 @@ impl OpenTransaction for Transaction<'_, Postgres> {
         Ok(query.fetch_one(&mut **self).await?)
     }
 
-    async fn commit(mut self, is_whole: bool) -> Result<Checked, BoxError> {
-        if is_whole && let Err(error) = self.run_sql(CHECK_TRANSACTION).await {
+    async fn commit(mut self, is_whole: bool, check: &str) -> Result<Checked, BoxError> {
+        if is_whole && let Err(error) = self.run_sql(check).await {
             return Ok(Err(error));
         }
         Ok(Ok(Transaction::commit(self).await?))

@@ -39,13 +39,14 @@ pub trait Guardable: Send {
 /// A transaction with `true`, or a savepoint with `false`.
 pub type Begun<T> = Result<(T, bool), BoxError>;
 
-/// The result of [`CHECK_TRANSACTION`].
+/// The result of [`check_transaction`].
 pub type Checked = Result<(), BoxError>;
 
-/// Fails with 25P02 in a transaction that has failed, and with 22P02 in any other than the guard's,
-/// because the setting is local to the guard's transaction; with 42704 in a session that has never
-/// had a guard, to which a pooler may have moved the client.
-pub const CHECK_TRANSACTION: &str = "SELECT current_setting('pg_fence.token')::bigint";
+/// Returns a statement that fails with 25P02 in a transaction that has failed, and with 22012 in any
+/// other than the guard's, which began then, or in none.
+fn check_transaction(began: f64) -> String {
+    format!("SELECT 1 / (extract(epoch FROM now())::float8 = {began})::int")
+}
 
 /// The function calls of a guard, for each pair `x`.
 const GUARD: &str = "lease_guard(x.name, x.token)";
@@ -63,7 +64,7 @@ pub type Counted = (i64, i32, f64);
 #[doc(hidden)]
 pub trait OpenTransaction: Send + Sized {
     /// Runs statements without arguments.
-    fn run_sql(&mut self, sql: &'static str) -> impl Future<Output = Result<(), BoxError>> + Send;
+    fn run_sql(&mut self, sql: &str) -> impl Future<Output = Result<(), BoxError>> + Send;
 
     /// Runs a statement of [`counted`] with these pairs. The statement is not prepared, because
     /// poolers do not support that.
@@ -74,14 +75,17 @@ pub trait OpenTransaction: Send + Sized {
     ) -> impl Future<Output = Result<Counted, BoxError>> + Send;
 
     /// Commits. A COMMIT after a failed statement rolls back without an error, and one without a
-    /// transaction is a warning: so [`CHECK_TRANSACTION`] is sent before it. A RELEASE needs it only
-    /// if the driver would not undo the savepoint after an error. If the check has failed, nothing
-    /// is committed.
-    fn commit(self, is_whole: bool) -> impl Future<Output = Result<Checked, BoxError>> + Send;
+    /// transaction is a warning: so `check` is sent before it. A RELEASE needs it only if the driver
+    /// would not undo the savepoint after an error. If the check has failed, nothing is committed.
+    fn commit(
+        self,
+        is_whole: bool,
+        check: &str,
+    ) -> impl Future<Output = Result<Checked, BoxError>> + Send;
 }
 
 impl OpenTransaction for Transaction<'_> {
-    async fn run_sql(&mut self, sql: &'static str) -> Result<(), BoxError> {
+    async fn run_sql(&mut self, sql: &str) -> Result<(), BoxError> {
         Ok(self.batch_execute(sql).await?)
     }
 
@@ -90,18 +94,18 @@ impl OpenTransaction for Transaction<'_> {
         Ok((row.try_get(0)?, row.try_get(1)?, row.try_get(2)?))
     }
 
-    async fn commit(self, is_whole: bool) -> Result<Checked, BoxError> {
+    async fn commit(self, is_whole: bool, check: &str) -> Result<Checked, BoxError> {
         if !is_whole {
             // The driver does not undo a savepoint whose RELEASE fails: the program's transaction
             // would have failed, too, and its COMMIT would roll back without an error.
-            if let Err(error) = self.batch_execute(CHECK_TRANSACTION).await {
+            if let Err(error) = self.batch_execute(check).await {
                 return Ok(Err(error.into()));
             }
             return Ok(Ok(Transaction::commit(self).await?));
         }
         let had_ended = self.client().is_closed();
         // Both are sent at once. After a check that has failed, the COMMIT rolls back.
-        match tokio::join!(self.batch_execute(CHECK_TRANSACTION), self.batch_execute("COMMIT")) {
+        match tokio::join!(self.batch_execute(check), self.batch_execute("COMMIT")) {
             // The session has ended, maybe after the COMMIT.
             (Err(error), _) if !had_ended && session_of(&error) == Session::Closed => {
                 Err(error.into())
@@ -165,8 +169,7 @@ pub(crate) struct GuardState {
     stage: Option<Stage>,
     /// The handle that cuts the connection.
     cut: Option<AbortHandle>,
-    /// The transaction in which a running statement is cancelled. None for a savepoint: the
-    /// program's transaction goes on after it.
+    /// The transaction in which the guard has begun, until it has ended.
     transaction: Option<ServerTransaction>,
     /// The number of statements that run, or were dropped before their answers.
     running: AtomicUsize,
@@ -324,7 +327,7 @@ impl GuardState {
         let (code, session) = (code_of(&error), session_of(&error));
         let (stage, code) = match (stage, &*code) {
             // Here the check follows the release, which may have been committed by itself.
-            (GuardStage::Check, "22P02" | "42704") => (GuardStage::Commit, "no transaction"),
+            (GuardStage::Check, "22012") => (GuardStage::Commit, "no transaction"),
             // There is no savepoint, or no transaction.
             (GuardStage::Commit, "3B001" | "25P01") if !self.is_whole => (stage, "no transaction"),
             (_, code) => (stage, code),
@@ -380,9 +383,10 @@ impl Drop for GuardState {
         }
         self.set_row_locks(false);
         // A statement that the program gave up must not delay what comes after it. A driver's own
-        // method may also be running, which is not visible here: so each loss cancels.
+        // method may also be running, which is not visible here: so each loss cancels. After a
+        // savepoint the program's transaction goes on.
         let may_run = *self.running.get_mut() > 0 || self.loss().is_some();
-        if let (true, Some(transaction)) = (may_run, self.transaction) {
+        if let (true, Some(transaction)) = (may_run && self.is_whole, self.transaction) {
             self.heartbeat.cancel(transaction);
         }
     }
@@ -422,7 +426,9 @@ impl<T: OpenTransaction> Guarded<T> {
         let sql = qualified(&state.heartbeat.setup.schema, &counted(function));
         let (expected, pairs) = (pairs.len() as i64, Value::from(pairs).to_string());
         let (count, process, began) = state.or_loss(stage, transaction.count(&sql, &pairs)).await?;
-        state.transaction = state.is_whole.then_some((process, began));
+        if stage == GuardStage::Begin {
+            state.transaction = Some((process, began));
+        }
         Ok(count == expected)
     }
 
@@ -460,7 +466,9 @@ impl<T: OpenTransaction> Guarded<T> {
             // The stage that is reported if this future is dropped during the commit.
             state.stage = Some(if is_whole { Stage::InDoubt } else { Stage::RolledBack });
         }
-        let sent = state.or_loss(GuardStage::Commit, transaction.commit(is_whole)).await;
+        let (_, began) = state.transaction.unwrap_or_default();
+        let check = check_transaction(began);
+        let sent = state.or_loss(GuardStage::Commit, transaction.commit(is_whole, &check)).await;
         let checked =
             |checked: Checked| checked.map_err(|error| state.failed(GuardStage::Check, error));
         let ended = sent.and_then(checked);

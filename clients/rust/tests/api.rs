@@ -179,13 +179,13 @@ async fn a_guard_in_an_open_transaction_is_a_savepoint() {
     assert_eq!(shop.sql(STATUS).await, "paid");
 }
 
-/// A deferred trigger fails in the commit with the code that the check of the token has.
+/// A deferred trigger fails in the commit with the code that the check of the transaction has.
 #[tokio::test]
 async fn an_error_of_the_commit_is_the_works_own() {
     let (shop, mut client) = (Shop::new().await, client().await);
     shop.sql(
         "CREATE OR REPLACE FUNCTION late() RETURNS trigger LANGUAGE plpgsql
-            AS 'BEGIN RAISE SQLSTATE ''22P02''; END';
+            AS 'BEGIN RAISE SQLSTATE ''22012''; END';
         CREATE CONSTRAINT TRIGGER late AFTER UPDATE ON orders
             DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION late()",
     )
@@ -209,6 +209,17 @@ async fn an_error_of_the_commit_is_the_works_own() {
     let error = guard.commit().await.unwrap_err();
     assert!(matches!(error, Error::TransactionLost { in_doubt: true, .. }), "{error:?}");
     assert_eq!(shop.sql("SELECT count(*) FROM pg_class WHERE relname = 'unguarded'").await, "0");
+    // In a session that presents the token in all its transactions.
+    client.batch_execute(&format!("SET pg_fence.token = {}", lease.token())).await.unwrap();
+    let guard = lease.guard(&mut client).await.unwrap();
+    guard.batch_execute("ROLLBACK").await.unwrap();
+    let error = guard.commit().await.unwrap_err();
+    assert!(matches!(error, Error::TransactionLost { in_doubt: true, .. }), "{error:?}");
+    let guard = lease.guard(&mut client).await.unwrap();
+    guard.batch_execute("ROLLBACK; BEGIN").await.unwrap();
+    let error = guard.commit_and_release().await.unwrap_err();
+    assert!(matches!(error, Error::TransactionLost { in_doubt: true, .. }), "{error:?}");
+    let lease = shop.lease().await;
     // A connection that a statement has opened in the server, and the guard's own.
     let guard = lease.guard(&mut client).await.unwrap();
     let dblink = guard.batch_execute("DO $$ BEGIN RAISE SQLSTATE '08001'; END $$").await;
