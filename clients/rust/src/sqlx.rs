@@ -1,9 +1,11 @@
 //! Transactions that are guarded by leases, on connections of sqlx.
 
 use crate::fence::BoxError;
-use crate::transaction::{Begun, Checked, Counted, Guardable, OpenTransaction};
+use crate::statements::{ServerTransaction, THIS_TRANSACTION};
+use crate::transaction::{Begun, Checked, Guardable, OpenTransaction};
 use sqlx::postgres::PgConnection;
 use sqlx::{Connection, Executor, Postgres, Transaction};
+use std::sync::OnceLock;
 
 impl Guardable for PgConnection {
     type Begun<'c> = Transaction<'c, Postgres>;
@@ -26,8 +28,17 @@ impl OpenTransaction for Transaction<'_, Postgres> {
         Ok(())
     }
 
-    async fn count(&mut self, sql: &str, pairs: &str) -> Result<Counted, BoxError> {
-        let query = sqlx::query_as(sql).bind(pairs).persistent(false);
+    async fn count(
+        &mut self,
+        sql: &str,
+        pairs: &str,
+        transaction: &OnceLock<ServerTransaction>,
+    ) -> Result<i64, BoxError> {
+        if transaction.get().is_none() {
+            let query = sqlx::query_as(THIS_TRANSACTION).persistent(false);
+            let _ = transaction.set(query.fetch_one(&mut **self).await?);
+        }
+        let query = sqlx::query_scalar(sql).bind(pairs).persistent(false);
         Ok(query.fetch_one(&mut **self).await?)
     }
 

@@ -264,12 +264,16 @@ fn milliseconds(row: &Row, column: usize) -> Option<Option<i64>> {
 /// that process has.
 pub(crate) type ServerTransaction = (i32, f64);
 
-/// Returns a statement that calls the function for each pair, counts the results that are not NULL,
-/// and returns its transaction with the count. `$1` are the pairs, as JSON, which every driver can
-/// send. All transactions lock them in the same order, so that no two wait for each other.
+/// Returns the transaction in which it runs.
+pub(crate) const THIS_TRANSACTION: &str =
+    "SELECT pg_backend_pid(), extract(epoch FROM now())::float8";
+
+/// Returns a statement that calls the function for each pair, and counts the results that are not
+/// NULL. `$1` are the pairs, as JSON, which every driver can send. All transactions lock them in the
+/// same order, so that no two wait for each other.
 pub(crate) fn counted(function: &str) -> String {
     format!(
-        "SELECT count({function}), pg_backend_pid(), extract(epoch FROM now())::float8 FROM (
+        "SELECT count({function}) FROM (
             SELECT * FROM jsonb_to_recordset($1::text::jsonb) AS x(name text, token bigint,
                 holder text, relation regclass, keys name[], fence name, deadline name)
             ORDER BY relation, name COLLATE \"C\") AS x"

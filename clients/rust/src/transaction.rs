@@ -7,12 +7,12 @@ use crate::heartbeat::{Grant, Heartbeat, Held, lock};
 use crate::lease_state::{
     ErrorType, GuardFailure, GuardStage, GuardedBy, Id, LeaseStates, Session, Stage, guard_failed,
 };
-use crate::statements::{ServerTransaction, counted, qualified};
+use crate::statements::{ServerTransaction, THIS_TRANSACTION, counted, qualified};
 use serde_json::{Value, json};
 use std::mem;
 use std::ops::{Deref, DerefMut};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
 use tokio::task::AbortHandle;
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Client, Row, ToStatement, Transaction};
@@ -56,9 +56,6 @@ const GUARD_ROW: &str =
 const RELEASE_ROW: &str = "(SELECT * FROM lease_release_rows(
     x.relation, x.keys, ARRAY[x.name::jsonb], ARRAY[x.token], x.fence, x.deadline))";
 
-/// The number of results that are not NULL, the server's process, and the transaction's start.
-pub type Counted = (i64, i32, f64);
-
 /// A driver's transaction or savepoint. When it is dropped, it is rolled back. Its errors are those
 /// of the driver.
 #[doc(hidden)]
@@ -66,13 +63,15 @@ pub trait OpenTransaction: Send + Sized {
     /// Runs statements without arguments.
     fn run_sql(&mut self, sql: &str) -> impl Future<Output = Result<(), BoxError>> + Send;
 
-    /// Runs a statement of [`counted`] with these pairs. The statement is not prepared, because
-    /// poolers do not support that.
+    /// Runs a statement of [`counted`] with these pairs. Before its answer, for which it may wait
+    /// for a lock, it sets the transaction, unless that is known. The statements are not prepared,
+    /// because poolers do not support that.
     fn count(
         &mut self,
         sql: &str,
         pairs: &str,
-    ) -> impl Future<Output = Result<Counted, BoxError>> + Send;
+        transaction: &OnceLock<ServerTransaction>,
+    ) -> impl Future<Output = Result<i64, BoxError>> + Send;
 
     /// Commits. A COMMIT after a failed statement rolls back without an error, and one without a
     /// transaction is a warning: so `check` is sent before it. A RELEASE needs it only if the driver
@@ -89,9 +88,23 @@ impl OpenTransaction for Transaction<'_> {
         Ok(self.batch_execute(sql).await?)
     }
 
-    async fn count(&mut self, sql: &str, pairs: &str) -> Result<Counted, BoxError> {
-        let row = self.query_typed_one(sql, &[(&pairs, Type::TEXT)]).await?;
-        Ok((row.try_get(0)?, row.try_get(1)?, row.try_get(2)?))
+    async fn count(
+        &mut self,
+        sql: &str,
+        pairs: &str,
+        transaction: &OnceLock<ServerTransaction>,
+    ) -> Result<i64, BoxError> {
+        let identifies = async {
+            if transaction.get().is_none() {
+                let row = self.query_typed_one(THIS_TRANSACTION, &[]).await?;
+                let _ = transaction.set((row.try_get(0)?, row.try_get(1)?));
+            }
+            Ok(())
+        };
+        // Both are sent at once.
+        let args: [(&(dyn ToSql + Sync), Type); 1] = [(&pairs, Type::TEXT)];
+        let ((), row) = tokio::try_join!(identifies, self.query_typed_one(sql, &args))?;
+        Ok(row.try_get(0)?)
     }
 
     async fn commit(self, is_whole: bool, check: &str) -> Result<Checked, BoxError> {
@@ -170,7 +183,7 @@ pub(crate) struct GuardState {
     /// The handle that cuts the connection.
     cut: Option<AbortHandle>,
     /// The transaction in which the guard has begun, until it has ended.
-    transaction: Option<ServerTransaction>,
+    transaction: OnceLock<ServerTransaction>,
     /// The number of statements that run, or were dropped before their answers.
     running: AtomicUsize,
 }
@@ -213,7 +226,7 @@ impl GuardState {
             has_row_locks: false,
             stage: None,
             cut: None,
-            transaction: None,
+            transaction: OnceLock::new(),
             running: 0.into(),
         }
     }
@@ -274,6 +287,7 @@ impl GuardState {
                 // After a failover the server refuses each token until its holder has renewed it.
                 guard.state.set_row_locks(false);
                 guard.state.heartbeat.renew(&guard.state.leases).await;
+                guard.state.transaction = OnceLock::new();
                 let begun = guard.transaction.run_sql("ROLLBACK; BEGIN");
                 guard.state.or_loss(GuardStage::Open, begun).await?;
                 entered = guard.enter().await;
@@ -386,8 +400,8 @@ impl Drop for GuardState {
         // method may also be running, which is not visible here: so each loss cancels. After a
         // savepoint the program's transaction goes on.
         let may_run = *self.running.get_mut() > 0 || self.loss().is_some();
-        if let (true, Some(transaction)) = (may_run && self.is_whole, self.transaction) {
-            self.heartbeat.cancel(transaction);
+        if let (true, Some(transaction)) = (may_run && self.is_whole, self.transaction.get()) {
+            self.heartbeat.cancel(*transaction);
         }
     }
 }
@@ -425,11 +439,8 @@ impl<T: OpenTransaction> Guarded<T> {
         let Guarded { transaction, state } = self;
         let sql = qualified(&state.heartbeat.setup.schema, &counted(function));
         let (expected, pairs) = (pairs.len() as i64, Value::from(pairs).to_string());
-        let (count, process, began) = state.or_loss(stage, transaction.count(&sql, &pairs)).await?;
-        if stage == GuardStage::Begin {
-            state.transaction = Some((process, began));
-        }
-        Ok(count == expected)
+        let counts = transaction.count(&sql, &pairs, &state.transaction);
+        Ok(state.or_loss(stage, counts).await? == expected)
     }
 
     /// Presents the tokens. Returns false if a row's lease is not held.
@@ -466,7 +477,7 @@ impl<T: OpenTransaction> Guarded<T> {
             // The stage that is reported if this future is dropped during the commit.
             state.stage = Some(if is_whole { Stage::InDoubt } else { Stage::RolledBack });
         }
-        let (_, began) = state.transaction.unwrap_or_default();
+        let (_, began) = state.transaction.get().copied().unwrap_or_default();
         let check = check_transaction(began);
         let sent = state.or_loss(GuardStage::Commit, transaction.commit(is_whole, &check)).await;
         let checked =
@@ -479,7 +490,7 @@ impl<T: OpenTransaction> Guarded<T> {
         };
         state.stage = is_last.then_some(stage);
         if ended.is_ok() {
-            state.transaction = None;
+            state.transaction.take();
         }
         Ok(ended?)
     }

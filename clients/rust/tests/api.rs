@@ -507,6 +507,27 @@ async fn a_row_is_a_lease() {
     }
 }
 
+/// The guard's own statement waits for a row that another transaction has locked.
+#[tokio::test]
+async fn a_loss_ends_a_guard_that_waits_for_a_lock() {
+    let shop = Shop::new().await;
+    // On the driver's connection, which a loss does not cut.
+    let (mut client, connection) = tokio_postgres::connect(&url(), NoTls).await.unwrap();
+    tokio::spawn(connection);
+    let table = "DROP TABLE IF EXISTS runs; CREATE TABLE runs (id int PRIMARY KEY);
+        INSERT INTO runs VALUES (1); SELECT fence_protect('runs', deadline => 'held_until');
+        UPDATE runs SET held_until = clock_timestamp() + '5 min' RETURNING fence";
+    let token = shop.sql(table).await.parse().unwrap();
+    let row = shop.fence.keep_row("runs", &[("id", &1)], token, LONG).at_most(SHORT);
+    let row = row.acquire().await.unwrap();
+    let _locks = busy_client("BEGIN; SELECT FROM runs FOR UPDATE").await;
+    assert_eq!(lost(row.guard(&mut client).await.map(drop)), Reason::AtMost);
+    timeout(LONG / 30, client.batch_execute("SELECT 1"))
+        .await
+        .expect("no statement hangs")
+        .unwrap();
+}
+
 /// A row is released at the end of the work, and by a guard.
 #[tokio::test]
 async fn a_fence_that_names_its_schema_releases_rows() {
