@@ -11,14 +11,14 @@ impl Guardable for PgConnection {
     type Begun<'c> = Transaction<'c, Postgres>;
 
     /// Begins a savepoint if the connection is in a transaction.
-    async fn begin(&mut self) -> Begun<Transaction<'_, Postgres>> {
+    async fn begin_guarded(&mut self) -> Begun<Transaction<'_, Postgres>> {
         let is_whole = !self.is_in_transaction();
         if !is_whole {
             // If the savepoint failed, sqlx would roll back the program's transaction, and run the
             // next statements of that in autocommit.
             self.execute("SELECT 1").await?;
         }
-        Ok((Connection::begin(self).await?, is_whole))
+        Ok((self.begin().await?, is_whole))
     }
 }
 

@@ -27,7 +27,7 @@ pub trait Guardable: Send {
         Self: 'c;
 
     #[doc(hidden)]
-    fn begin(&mut self) -> impl Future<Output = Begun<Self::Begun<'_>>> + Send;
+    fn begin_guarded(&mut self) -> impl Future<Output = Begun<Self::Begun<'_>>> + Send;
 
     /// The handle that cuts the connection, if a loss may do so.
     #[doc(hidden)]
@@ -142,7 +142,7 @@ macro_rules! guardable {
             where
                 Self: 'c;
 
-            async fn begin(&mut self) -> Begun<Transaction<'_>> {
+            async fn begin_guarded(&mut self) -> Begun<Transaction<'_>> {
                 let $this = self;
                 Ok(($client.transaction().await?, $is_whole))
             }
@@ -279,7 +279,7 @@ impl GuardState {
             // A lease may have been lost between its check and the line above.
             self.loss().map_or(Ok(()), Err)?;
             let transaction;
-            let begun = self.or_loss(GuardStage::Open, connection.begin());
+            let begun = self.or_loss(GuardStage::Open, connection.begin_guarded());
             (transaction, self.is_whole) = begun.await?;
             let mut guard = Guarded { transaction, state: self };
             let mut entered = guard.enter().await;
