@@ -486,8 +486,8 @@ DECLARE
  is_held bool := fence IS NOT NULL AND coalesce(was > time, false);
  is_before bool := fence IS NULL AND was IS NOT NULL;  -- a deadline from before the fence
  is_holders bool := fence IS NOT NULL AND was IS NOT NULL AND (token IS NOT NULL OR is_own);
- changes bool := op <> 'DELETE' AND until IS DISTINCT FROM was
-  AND (abs(extract(epoch FROM until) - extract(epoch FROM was)) < 0.001 AND (is_holders OR until = date_trunc('msec', until))) IS NOT TRUE;
+ changes bool := op <> 'DELETE' AND until IS DISTINCT FROM was AND (is_holders AND until < was
+  OR abs(extract(epoch FROM until) - extract(epoch FROM was)) < 0.001 AND (is_holders OR until = date_trunc('msec', until))) IS NOT TRUE;
  drawn bigint; shows bool := may_show(relation); refused text[];
 BEGIN
  IF current_setting('session_replication_role') = 'replica' THEN
@@ -513,14 +513,14 @@ BEGIN
   THEN ARRAY['PF004', format('fencing token %s can no longer renew the row', token), 'Late: claim the row anew, or stop.']
   WHEN changes AND until <= time AND NOT is_holders AND NOT is_before THEN ARRAY['22023', format('the deadline in column "%s" has passed',
    deadline), 'Compute it from clock_timestamp().']
-  WHEN changes AND until > greatest(was, time + interval '8784 hours') THEN ARRAY['22023', 'a deadline may be at most 366 days ahead',
+  WHEN changes AND until > time + interval '8784 hours' THEN ARRAY['22023', 'a deadline may be at most 366 days ahead',
    'Usual is clock_timestamp() + ''30 s''.'] END;
  IF refused IS NULL AND changes AND until > time AND NOT is_holders THEN
   drawn := claim();
   refused := CASE WHEN fence >= drawn THEN ARRAY['PF003', concat('the row''s fence', CASE WHEN shows THEN ' ' || fence END,
    ' was never issued by this database'), 'Call fence_new_epoch(). Near 2^63: DELETE and INSERT the row.'] END;
  ELSIF is_holders THEN
-  until := CASE WHEN NOT changes OR until < was THEN was ELSE until END;
+  until := CASE WHEN changes THEN until ELSE was END;
  ELSIF NOT is_before THEN
   until := NULL;  -- any write ends an expired claim
  END IF;
