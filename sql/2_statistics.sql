@@ -37,7 +37,7 @@ COMMENT ON COLUMN fence.stats.refused_pf005 IS 'TRUNCATEs refused with PF005';
 COMMENT ON COLUMN fence.stats.refused_pf006 IS
     'writes refused with PF006: another one holds the row; fence.refusals does not list them';
 COMMENT ON COLUMN fence.stats.row_claims IS
-    'claims of rows in tables whose rows are leases of their own, INSERTs that are born held included';
+    'claims of rows in tables whose rows are leases of their own, INSERTs that are born held included, also those that ON CONFLICT then does not make';
 COMMENT ON COLUMN fence.stats.row_take_overs IS 'those of them that took a row whose deadline had passed';
 COMMENT ON COLUMN fence.stats.jumps IS 'jumps of the token sequence: failovers, restores, copies, fence_new_epoch()';
 
