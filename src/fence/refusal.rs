@@ -25,10 +25,13 @@ pub struct RefusedWrite<'a> {
 
 impl RefusedWrite<'_> {
     /// The error of a write that was refused by its token alone: PF003 instead of PF001 if the token was never issued.
+    /// (In strict mode a statement that names the column with the row's own value presents nothing: PF001.)
     #[cold]
     pub fn checked(&self, leases: &WriteLeases, verdict: Verdict) -> Report {
         self.error(match verdict {
-            Verdict::Stale { presented, .. } if self.is_never_issued(leases, presented) => {
+            Verdict::Stale { presented, .. }
+                if self.presents() && self.is_never_issued(leases, presented) =>
+            {
                 Verdict::NeverIssued { presented }
             }
             verdict => verdict,
