@@ -2,8 +2,9 @@
 //!
 //! A lock shows other sessions that this one lives (`pg::locks::session_lock`). It is taken before the grant's row is
 //! written and outlives the transaction. This module releases it before the end of the session in two cases: the
-//! acquire is rolled back, or this session ends the grant. If another session ends the grant, the lock stays until
-//! `forget_ended` or the end of the session. It blocks nobody, because its key is the grant's first token.
+//! acquire is rolled back, or this session ends the grant. If another session or a prepared transaction ends the grant, the
+//! lock stays until `forget_ended` or the end of the session. It blocks nobody, because its key is the grant's first
+//! token.
 
 use super::queue;
 use crate::errors::{self, Report};
@@ -11,7 +12,7 @@ use crate::pg::locks::lock_count;
 use crate::pg::locks::session_lock::{self, SessionLock};
 use crate::pg::session::clock;
 use crate::pg::session::scope::{Ending, SavepointId, XactEvent};
-use crate::pg::session::xact::{self, TransactionId};
+use crate::pg::session::xact;
 use crate::pg::state::lease_table::{AsOf, LeaseTable};
 use pg_fence_rules::Token;
 use pg_fence_rules::grant::Phase;
@@ -38,8 +39,6 @@ struct SessionLeases {
     all: BTreeMap<Key, SessionLease>,
     /// Those that the open transaction has acquired or ended.
     touched: Vec<Key>,
-    /// Those that a prepared transaction has ended. They stay this session's until that transaction commits.
-    ended_by_prepared: Vec<(TransactionId, Key)>,
 }
 
 thread_local! {
@@ -85,13 +84,10 @@ pub fn grant_ended(name: &[u8], first: Token) {
 /// Runs before a commit or, if `prepares`, before PREPARE TRANSACTION. A transaction that has acquired a session lease
 /// cannot be prepared (0A000): any session may commit it, and the lease would not end with that one.
 pub fn before_commit(prepares: bool) -> Result<(), Report> {
-    LEASES.with_borrow_mut(|leases| match prepares {
-        true => leases.note_prepared(),
-        false => {
-            leases.settle_prepared();
-            Ok(())
-        }
-    })
+    match prepares && LEASES.with_borrow(SessionLeases::has_acquired) {
+        true => Err(errors::session_lease_prepared()),
+        false => Ok(()),
+    }
 }
 
 /// Releases the locks of grants that have expired or that other sessions have ended.
@@ -134,29 +130,10 @@ impl SessionLeases {
         }
     }
 
-    fn note_prepared(&mut self) -> Result<(), Report> {
+    /// Returns true if the open transaction has acquired one.
+    fn has_acquired(&self) -> bool {
         let mut touched = self.touched.iter().filter_map(|key| self.all.get(key));
-        if touched.any(|lease| lease.acquired_in.is_some()) {
-            return Err(errors::session_lease_prepared());
-        }
-        let Some(transaction) = xact::id() else { return Ok(()) };
-        for key in &self.touched {
-            if self.all.get(key).is_some_and(|lease| lease.ended_in.is_some()) {
-                self.ended_by_prepared.push((transaction, key.clone()));
-            }
-        }
-        Ok(())
-    }
-
-    /// Releases the locks of grants whose end was prepared and has been committed meanwhile.
-    fn settle_prepared(&mut self) {
-        for (transaction, key) in std::mem::take(&mut self.ended_by_prepared) {
-            match transaction.has_committed() {
-                Some(true) => self.give_back(&key),
-                Some(false) => {}
-                None => self.ended_by_prepared.push((transaction, key)),
-            }
-        }
+        touched.any(|lease| lease.acquired_in.is_some())
     }
 
     /// Wakes the waiters after `DISCARD ALL` or `pg_advisory_unlock_all()`, which release all of the session's locks.

@@ -1,6 +1,5 @@
 //! The state of the transaction: isolation level, snapshots, savepoints.
 
-use crate::pg::call::args::bytes_of;
 use crate::pg::call::raise;
 use crate::pg::compat;
 use crate::pg::raw;
@@ -52,31 +51,6 @@ pub fn serve_interrupts() {
 pub fn has_written() -> bool {
     // SAFETY: reads transaction state.
     unsafe { pg_sys::GetTopTransactionIdIfAny() != pg_sys::InvalidTransactionId }
-}
-
-/// A transaction by its 64-bit id, which is never reused.
-#[derive(Clone, Copy)]
-pub struct TransactionId(u64);
-
-/// The id of this transaction; `None` while it has written nothing.
-pub fn id() -> Option<TransactionId> {
-    // SAFETY: reads transaction state.
-    let id = unsafe { pg_sys::GetTopFullTransactionIdIfAny() };
-    (id.value != 0).then_some(TransactionId(id.value))
-}
-
-impl TransactionId {
-    /// Returns true if the transaction committed, false if it was rolled back or is too old to be known; `None` while it
-    /// is open or prepared.
-    pub fn has_committed(self) -> Option<bool> {
-        let id = Some(pg_sys::Datum::from(self.0));
-        // SAFETY: a function of the server, with an argument of its declared type; it returns a text or NULL.
-        let status = unsafe {
-            let status = pgrx::direct_function_call_as_datum(pg_sys::pg_xact_status, &[id]);
-            status.map_or(&b""[..], |text| bytes_of(text))
-        };
-        (status != b"in progress").then_some(status == b"committed")
-    }
 }
 
 /// Makes the changes of this statement visible to later reads in the transaction.
