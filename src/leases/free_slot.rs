@@ -183,8 +183,8 @@ pub fn is_being_loaded(table: &LeaseTable, name: &[u8]) -> bool {
     table.rows(name, AsOf::InFlight).iter().any(Row::is_others_uncommitted)
 }
 
-/// The grants in all row versions that other open transactions have written, also in those that they have replaced since:
-/// the scan may miss the newer version, whose index entry comes after it, and a savepoint may bring the older one back.
+/// The grants in all row versions that other open transactions have written, including versions that they have replaced
+/// since. The scan may not meet the newest version, and the rollback of a savepoint may restore an older one.
 fn under_way(table: &LeaseTable, name: &[u8]) -> Vec<Grant> {
     let rows = table.rows(name, AsOf::InFlight).into_iter();
     rows.filter(Row::is_others_uncommitted).map(|row| row.grant).collect()

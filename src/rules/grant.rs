@@ -72,7 +72,7 @@ impl Tokens {
 pub struct Grant {
     /// The number of the grant within its lease, from 0; an exclusive grant has 0.
     pub slot: i32,
-    /// The mode in which the grant was requested for.
+    /// The mode that the acquire requested.
     pub mode: Mode,
     /// The tokens of the acquire and of the renewals.
     pub tokens: Tokens,
@@ -226,9 +226,12 @@ impl ExistingGrant {
 }
 
 /// Adds the grants whose rows other transactions are writing to those of the committed rows, for a request in this mode.
-/// Such a row counts in place of a committed grant that is over. Beside a live one it counts if its mode is another;
-/// otherwise it is a renewal, an end or a successor of the live one, and needs no further slot. A grant that another one
-/// is ending excludes nothing any more, but its slot is locked, which matters if the request could be granted there.
+///
+/// * If the committed grant in its slot is over, the row takes that grant's place.
+/// * If that grant is live, the row counts beside it if its mode is another. Otherwise the row is a renewal, an end or a
+///   successor of that grant, and occupies no further slot.
+/// * A row whose grant is being ended by another grant excludes no mode. It only occupies its slot, because the slot is
+///   locked.
 pub fn add_under_way(
     existing: &mut Vec<ExistingGrant>,
     under_way: &[Grant],

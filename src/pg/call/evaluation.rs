@@ -2,9 +2,9 @@
 //!
 //! At READ COMMITTED a row that another transaction has changed is evaluated again (EvalPlanQual): the query's
 //! expressions are run in a second state, whose memory context is a child of the query's. So the same expression called
-//! in a child context is a repetition; called in the same context, it is for another row. (An expression that the
-//! planner copies to two places, and the actions that MERGE repeats in the query's own context, count as other rows
-//! here.)
+//! in a child context is a repetition; called in the same context, it is for another row. (Two repetitions are not
+//! recognized, and count as other rows: that of an expression that the planner has copied to a second place, and that of
+//! the actions of a MERGE, which run in the query's own context.)
 
 use crate::pg::call::args::Args;
 use pg_fence_rules::Token;

@@ -92,8 +92,8 @@ pub fn allow_asynchronous() {
     }
 }
 
-/// Restores the setting when the transaction is over. If another extension has written something after `allow_asynchronous`, there
-/// are more records than that of the commit, and the session waits for the disk now.
+/// Restores the setting when the transaction is over. If another extension has written something since
+/// `allow_asynchronous`, the session has written more WAL records than that of the commit, and waits for the disk now.
 pub fn restore(ending: Ending) {
     let Some((setting, records_before)) = COMMIT.take().to_restore else { return };
     // SAFETY: as above; this session has written the commit record.
