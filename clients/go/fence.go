@@ -229,7 +229,7 @@ func (f *Fence) Lead(ctx context.Context, name string, ttl time.Duration, work W
 	// If the answer to an acquire was lost, the next acquire takes the grant over.
 	a.Reclaim = true
 	lead := &leadState{ttl: a.TTL, jitter: f.h.states.jitter}
-	effects := lead.start()
+	var effects []effect
 	for {
 		var pause time.Duration
 		for _, e := range effects {
@@ -260,7 +260,7 @@ func (f *Fence) Lead(ctx context.Context, name string, ttl time.Duration, work W
 			return err
 		}
 		if kind, code := typeOf(err); lease == nil {
-			effects = lead.notGranted(clock(), kind, code)
+			effects = lead.notGranted(kind, code)
 		} else {
 			effects = lead.workFailed(clock(), kind, code, lease.lossError() != nil)
 		}

@@ -52,7 +52,7 @@ type effect struct {
 	Count     int
 	// Closed is the end of a close: everything is released, or the time for it is over.
 	Closed bool
-	// Lead is the next step of a leader: acquire, work, pause, or end.
+	// Lead is the next step of a leader: pause, or end.
 	Lead  string
 	Pause int64
 	// Last is the stage of a last transaction after the error of a guard. Suspect has the leases
@@ -1208,25 +1208,15 @@ func (s *leaseStates) log(what string, reason Reason) {
 	}
 }
 
-// leadState is the state of one Lead. Its effects are acquire, work, pause and end.
+// leadState is the state of one Lead. Its last effect after an error is a pause, before it acquires
+// again, or its end.
 type leadState struct {
-	ttl, jitter            int64
-	failures               int
-	isLeading              bool
-	resumeAt, leadingSince int64
+	ttl, jitter  int64
+	failures     int
+	leadingSince int64
 }
 
-func (l *leadState) start() []effect {
-	l.resumeAt = never
-	return []effect{{Lead: "acquire"}}
-}
-
-func (l *leadState) granted(now int64) []effect {
-	l.isLeading, l.leadingSince = true, now
-	return []effect{{Lead: "work"}}
-}
-
-func (l *leadState) workDone() []effect { return l.end("") }
+func (l *leadState) granted(now int64) { l.leadingSince = now }
 
 // workFailed is the input that the work has failed. The kind of its error is "" if this package has
 // none for it. The code is an SQLSTATE, or "ended" if the error says that a session has ended. A
@@ -1234,45 +1224,30 @@ func (l *leadState) workDone() []effect { return l.end("") }
 func (l *leadState) workFailed(now int64, kind Kind, code string, isLost bool) []effect {
 	why := cause(kind, code, false)
 	if !isLost && why == "own" {
-		return l.end("work failed")
+		return []effect{{Lead: "end", Code: "work failed"}}
 	}
 	if now-l.leadingSince >= min(l.ttl, 60_000) {
 		l.failures = 0
 	}
-	return l.pause(now, why)
+	return l.pause(why, true)
 }
 
 // notGranted is the input that an acquire has failed. The code may also be "connect" or
 // "misconfigured", as for failed.
-func (l *leadState) notGranted(now int64, kind Kind, code string) []effect {
+func (l *leadState) notGranted(kind Kind, code string) []effect {
 	why := cause(kind, code, true)
 	if why == "own" {
-		return l.end(why)
+		return []effect{{Lead: "end", Code: why}}
 	}
-	return l.pause(now, why)
-}
-
-// stop ends at once, unless it leads: then it ends when the work is done.
-func (l *leadState) stop() []effect {
-	if l.isLeading {
-		return nil
-	}
-	return l.end("")
-}
-
-func (l *leadState) tick(now int64) []effect {
-	if now < l.resumeAt {
-		return nil
-	}
-	return l.start()
+	return l.pause(why, false)
 }
 
 // pause acquires again after a growing pause. An outage writes one line to the log, and emits one
 // event if this process has led.
-func (l *leadState) pause(now int64, why string) (effects []effect) {
+func (l *leadState) pause(why string, hasLed bool) (effects []effect) {
 	if l.failures == 0 {
 		effects = append(effects, effect{Log: "leads no more", Code: why})
-		if l.isLeading {
+		if hasLed {
 			effects = append(effects, effect{Event: "interrupted", Code: why})
 		}
 	}
@@ -1280,13 +1255,7 @@ func (l *leadState) pause(now int64, why string) (effects []effect) {
 	pause := min(shortest<<min(l.failures, 20), longestBackoff(l.ttl))
 	pause -= pause * l.jitter / 4000
 	l.failures++
-	l.isLeading, l.resumeAt = false, now+pause
 	return append(effects, effect{Lead: "pause", Pause: pause})
-}
-
-func (l *leadState) end(why string) []effect {
-	l.resumeAt = never
-	return []effect{{Lead: "end", Code: why}}
 }
 
 // cause returns why a leader acquires again, or "own" if it does not.

@@ -234,15 +234,12 @@ func input(t *testing.T, s *leaseStates, lead *leadState, now int64, what string
 		"tick":             func() {},
 	}[what]
 	leadInputs := map[string]func() []effect{
-		"start":     func() []effect { lead.ttl = args.TTL; return lead.start() },
-		"granted":   func() []effect { return lead.granted(now) },
-		"work done": lead.workDone,
+		"start":   func() []effect { lead.ttl = args.TTL; return nil },
+		"granted": func() []effect { lead.granted(now); return nil },
 		"work failed": func() []effect {
 			return lead.workFailed(now, args.Error, args.Code, args.Lost)
 		},
-		"not granted": func() []effect { return lead.notGranted(now, args.Error, args.Code) },
-		"stop":        lead.stop,
-		"tick":        func() []effect { return lead.tick(now) },
+		"not granted": func() []effect { return lead.notGranted(args.Error, args.Code) },
 	}[args.What]
 	switch {
 	case what == "nothing":

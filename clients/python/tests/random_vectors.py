@@ -45,6 +45,8 @@ class World:
         self.random, self.now = random, 0
         self.jitter = random.choice([0, 0, 500, 1_000])
         self.states, self.leader = LeaseStates(self.jitter), LeadState(0, self.jitter)
+        #: What the leader does: "", "acquires", "leads" or "ended".
+        self.lead_does = ""
         self.asked: list[str] = []
         #: The leases that were acquired, and how far the last transactions and rows' writes are.
         self.acquired: list[str] = []
@@ -62,6 +64,8 @@ class World:
         for effect in effects:
             if effect.get("event") == "acquired":
                 self.acquired.append(effect["key"])
+            if effect.get("lead") == "end":
+                self.lead_does = "ended"
         leases = self.states.leases
         living = {key: lease for key, lease in leases.items() if lease.is_held}
         step = {
@@ -80,7 +84,7 @@ class World:
     def input(self) -> tuple[str, dict[str, Any]]:
         calls = list(self.states.calls.values())
         choices = [self.ask, self.ask, self.ask_for_a_row, self.guard_failed]
-        if self.leader.state != "ended":
+        if self.lead_does != "ended":
             choices += [self.lead]
         if calls:
             choices += [self.end_a_call] * 6
@@ -124,12 +128,11 @@ class World:
     def lead(self) -> tuple[str, dict[str, Any]]:
         after = {
             "": ["start"],
-            "acquiring": ["granted", "not granted"],
-            "leading": ["work failed"],
-            "pausing": ["tick"],
+            "acquires": ["granted", "not granted"],
+            "leads": ["work failed"],
         }
-        what = self.random.choice(after[self.leader.state])
-        what = "stop" if self.leader.state and self.chance(0.05) else what
+        what = self.random.choice(after[self.lead_does])
+        self.lead_does = "leads" if what == "granted" else "acquires"
         given: dict[str, Any] = {"what": what}
         if what == "start":
             given["ttl"] = self.random.choice(TTLS)

@@ -126,16 +126,16 @@ def led(
     code: str = "",
     lost: bool = False,
 ) -> list[Any]:
-    leader.ttl = leader.ttl or ttl
-    return {
-        "start": leader.start,
-        "granted": lambda: leader.granted(now),
-        "work done": leader.work_done,
-        "work failed": lambda: leader.work_failed(now, error, code, lost),
-        "not granted": lambda: leader.not_granted(now, error, code),
-        "stop": leader.stop,
-        "tick": lambda: leader.tick(now),
-    }[what]()
+    match what:
+        case "start":
+            leader.ttl = ttl
+        case "granted":
+            leader.granted(now)
+        case "work failed":
+            return leader.work_failed(now, error, code, lost)
+        case "not granted":
+            return leader.not_granted(error, code)
+    return []
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ use crate::clock;
 use crate::connection::{Connected, Opener, Tls, open};
 use crate::errors::{Error, code_of, type_of};
 use crate::heartbeat::{Event, Heartbeat, Held, Setup, now};
-use crate::lease_state::{EventKind, LeadEffect, LeadState, Options};
+use crate::lease_state::{EventKind, LeadState, Options, Pause};
 use crate::statements::{Names, RowTable, holder_of_process, millis, span, unique_holder};
 use crate::transaction::{GuardState, Guardable, Guards};
 use serde_json::{Value, json};
@@ -132,64 +132,49 @@ impl Fence {
         // If the answer to an acquire was lost, its own holder takes the grant over.
         let request = || self.lease(name).ttl(ttl).reclaim(unique_holder()).wait(Duration::MAX);
         let mut lead = LeadState::new(millis(ttl), self.0.jitter);
-        let (mut next, mut outcome, mut held) = (Some(lead.start()), Ok(None), None);
-        while let Some(effect) = next {
-            let waits = matches!(effect, LeadEffect::Acquire | LeadEffect::Pause { .. });
-            next = match effect {
-                _ if waits && stop.is_cancelled() => lead.stop(),
-                LeadEffect::Acquire => tokio::select! {
-                    acquired = request().acquire() => match acquired {
-                        Ok(lease) => {
-                            held = Some(lease);
-                            Some(lead.granted(now()))
-                        }
-                        Err(error) => {
-                            let (kind, code) = (type_of(&error), code_of(&error));
-                            outcome = Err(error.into());
-                            Some(lead.not_granted(now(), kind, &code))
-                        }
-                    },
-                    () = stop.cancelled() => lead.stop(),
-                },
-                LeadEffect::Work => {
-                    let Some(lease) = held.take() else { break };
+        loop {
+            let acquired = tokio::select! {
+                biased;
+                () = stop.cancelled() => return Ok(None),
+                acquired = request().acquire() => acquired,
+            };
+            let (error, pause): (BoxError, _) = match acquired {
+                Ok(lease) => {
+                    lead.granted(now());
                     let done = lease.run(work(lease.clone())).await;
                     let is_lost = lease.check().is_err();
                     lease.release().await.ok();
                     match done.unwrap_or_else(|loss| Err(loss.into())) {
-                        Ok(done) => {
-                            outcome = Ok(Some(done));
-                            Some(lead.work_done())
-                        }
+                        Ok(done) => return Ok(Some(done)),
                         Err(error) => {
                             let (kind, code) = (type_of(&*error), code_of(&*error));
-                            outcome = Err(error);
-                            Some(lead.work_failed(now(), kind, &code, is_lost))
+                            (error, lead.work_failed(now(), kind, &code, is_lost))
                         }
                     }
                 }
-                // An acquire of a closed fence is not tried again.
-                LeadEffect::Pause { .. } if self.0.is_closing() => return outcome,
-                LeadEffect::Pause { pause, begins_outage, has_led } => {
-                    if let (true, Err(error)) = (begins_outage, &outcome) {
-                        let line = format!("{name} leads no more, and it is tried again: {error}");
-                        self.0.warn(line);
-                    }
-                    if begins_outage && has_led {
-                        let (names, kind) = (vec![name.to_owned()], EventKind::Interrupted);
-                        self.0.event(Event { kind, names, token: 0, remaining: Duration::ZERO });
-                    }
-                    match clock::within(span(pause), stop.cancelled()).await {
-                        Some(()) => lead.stop(),
-                        None => lead.tick(now()),
-                    }
+                Err(error) => {
+                    let (kind, code) = (type_of(&error), code_of(&error));
+                    (error.into(), lead.not_granted(kind, &code))
                 }
-                LeadEffect::Fail => return outcome,
-                LeadEffect::End => break,
             };
+            let Some(Pause { pause, begins_outage, has_led }) = pause else { return Err(error) };
+            // After a stop the last error is not the program's.
+            if stop.is_cancelled() {
+                return Ok(None);
+            }
+            // An acquire of a closed fence is not tried again.
+            if self.0.is_closing() {
+                return Err(error);
+            }
+            if begins_outage {
+                self.0.warn(format!("{name} leads no more, and it is tried again: {error}"));
+            }
+            if begins_outage && has_led {
+                let (names, kind) = (vec![name.to_owned()], EventKind::Interrupted);
+                self.0.event(Event { kind, names, token: 0, remaining: Duration::ZERO });
+            }
+            clock::within(span(pause), stop.cancelled()).await;
         }
-        // After a stop the last error is not the program's.
-        Ok(outcome.unwrap_or_default())
     }
 
     /// A lease that another service grants (etcd, ZooKeeper, Redis, another database), by the

@@ -1387,34 +1387,22 @@ impl LeaseStates {
     }
 }
 
-/// The state of one `lead`.
+/// The state of one `lead`. After an error it acquires again after a pause, or ends: then there is
+/// no pause.
 #[derive(Default)]
 pub struct LeadState {
     ttl: i64,
     jitter: i64,
     failures: u32,
-    is_leading: bool,
     leading_since: i64,
-    /// The end of the pause.
-    resume_at: Option<i64>,
 }
 
-/// What a `lead` does next.
-#[derive(Debug)]
-pub enum LeadEffect {
-    Acquire,
-    Work,
-    /// An outage that begins writes one line to the log, and emits the event `interrupted` if this
-    /// process has led.
-    Pause {
-        pause: i64,
-        begins_outage: bool,
-        has_led: bool,
-    },
-    /// Ends because the work has returned, or after a stop.
-    End,
-    /// Ends with the last error.
-    Fail,
+/// The pause of a `lead`. An outage that begins writes one line to the log, and emits the event
+/// `interrupted` if this process has led.
+pub struct Pause {
+    pub pause: i64,
+    pub begins_outage: bool,
+    pub has_led: bool,
 }
 
 impl LeadState {
@@ -1422,18 +1410,8 @@ impl LeadState {
         LeadState { ttl, jitter, ..LeadState::default() }
     }
 
-    pub fn start(&mut self) -> LeadEffect {
-        self.resume_at = None;
-        LeadEffect::Acquire
-    }
-
-    pub fn granted(&mut self, now: i64) -> LeadEffect {
-        (self.is_leading, self.leading_since) = (true, now);
-        LeadEffect::Work
-    }
-
-    pub fn work_done(&mut self) -> LeadEffect {
-        LeadEffect::End
+    pub fn granted(&mut self, now: i64) {
+        self.leading_since = now;
     }
 
     /// `error` is the type of the error, if this package has one for it. `code` is its SQLSTATE, or
@@ -1445,40 +1423,29 @@ impl LeadState {
         error: Option<ErrorType>,
         code: &str,
         is_lost: bool,
-    ) -> LeadEffect {
+    ) -> Option<Pause> {
         if !is_lost && cause(error, code, false) == "own" {
-            return LeadEffect::Fail;
+            return None;
         }
         if now - self.leading_since >= self.ttl.min(60_000) {
             self.failures = 0;
         }
-        self.pause(now)
+        Some(self.pause(true))
     }
 
     /// `code` may also be `connect` or `misconfigured`, as for `failed`.
-    pub fn not_granted(&mut self, now: i64, error: Option<ErrorType>, code: &str) -> LeadEffect {
-        if cause(error, code, true) == "own" { LeadEffect::Fail } else { self.pause(now) }
-    }
-
-    /// Ends at once, unless it leads: then it ends when the work is done.
-    pub fn stop(&mut self) -> Option<LeadEffect> {
-        self.resume_at = None;
-        (!self.is_leading).then_some(LeadEffect::End)
-    }
-
-    pub fn tick(&mut self, now: i64) -> Option<LeadEffect> {
-        self.resume_at.is_some_and(|resume_at| now >= resume_at).then(|| self.start())
+    pub fn not_granted(&mut self, error: Option<ErrorType>, code: &str) -> Option<Pause> {
+        (cause(error, code, true) != "own").then(|| self.pause(false))
     }
 
     /// Acquires again after a growing pause.
-    fn pause(&mut self, now: i64) -> LeadEffect {
-        let (begins_outage, has_led) = (self.failures == 0, self.is_leading);
+    fn pause(&mut self, has_led: bool) -> Pause {
+        let begins_outage = self.failures == 0;
         let shortest = (self.ttl / 12).max(SHORTEST_PAUSE);
         let pause = (shortest << self.failures.min(20)).min(longest_backoff(self.ttl));
         let pause = jittered(pause, self.jitter);
         self.failures += 1;
-        (self.is_leading, self.resume_at) = (false, Some(now + pause));
-        LeadEffect::Pause { pause, begins_outage, has_led }
+        Pause { pause, begins_outage, has_led }
     }
 }
 

@@ -323,15 +323,13 @@ export class Fence<On, Tx> {
     const leader = new LeadState(request.ttl, this.#heartbeat.jitter);
     const none = { token: 0, remaining: { milliseconds: 0 }, reason: undefined };
     const interrupted = { kind: "interrupted", names: [name], ...none } as const;
-    let [effects, failure]: [LeadEffect[], unknown] = [leader.start(), undefined];
+    let [effects, failure]: [LeadEffect[], unknown] = [[], undefined];
     for (;;) {
       for (const effect of effects) {
         if ("log" in effect) warn(`${name} ${effect.log}, and it is tried again: ${failure}`);
         else if ("event" in effect) void this.#heartbeat.emit(interrupted);
         else if (effect.lead === "end") throw failure;
-        else if (effect.lead === "pause") {
-          await sleep(effect.pause, undefined, stop && { signal: stop }).catch(() => {});
-        }
+        else await sleep(effect.pause, undefined, stop && { signal: stop }).catch(() => {});
       }
       if (stop?.aborted) return undefined;
       let holding: Holding | undefined;
@@ -345,7 +343,7 @@ export class Fence<On, Tx> {
         const type = error instanceof errors.FenceError ? error.name : "";
         const code = errors.codeOf(error);
         if (holding) effects = leader.workFailed(now(), type, code, holding.isLost);
-        else effects = leader.notGranted(now(), type, code);
+        else effects = leader.notGranted(type, code);
       }
     }
   }

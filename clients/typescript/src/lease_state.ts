@@ -1012,17 +1012,15 @@ export class LeaseStates implements Sender {
 }
 
 export type LeadEffect =
-  | { readonly lead: "acquire" | "work" }
   | { readonly lead: "pause"; readonly pause: number }
   | { readonly lead: "end"; readonly code: string }
   | { readonly log: string; readonly code: string }
   | { readonly event: "interrupted"; readonly code: string };
 
-/** The state of one `lead`. */
+/** The state of one `lead`. Its last effect after an error is `pause`, before it acquires again, or
+ * `end`. */
 export class LeadState {
-  #state: "acquiring" | "leading" | "pausing" | "ended" = "acquiring";
   #failures = 0;
-  #resumeAt = 0;
   #leadingSince = 0;
 
   constructor(
@@ -1030,18 +1028,8 @@ export class LeadState {
     readonly jitter: number,
   ) {}
 
-  start(): LeadEffect[] {
-    this.#state = "acquiring";
-    return [{ lead: "acquire" }];
-  }
-
-  granted(now: number): LeadEffect[] {
-    [this.#state, this.#leadingSince] = ["leading", now];
-    return [{ lead: "work" }];
-  }
-
-  workDone(): LeadEffect[] {
-    return this.#end("");
+  granted(now: number): void {
+    this.#leadingSince = now;
   }
 
   /** `error` is the type of the error, or empty if this package has none for it. `code` is its
@@ -1049,29 +1037,20 @@ export class LeadState {
    * acquire, whatever the work's error is. */
   workFailed(now: number, error: string, code: string, isLost: boolean): LeadEffect[] {
     const cause = causeOf(error, code, false);
-    if (!isLost && cause === "own") return this.#end("work failed");
+    if (!isLost && cause === "own") return [{ lead: "end", code: "work failed" }];
     if (now - this.#leadingSince >= Math.min(this.ttl, 60_000)) this.#failures = 0;
-    return this.#pause(now, cause, true);
+    return this.#pause(cause, true);
   }
 
   /** `code` may also be `connect` or `misconfigured`, as for `failed`. */
-  notGranted(now: number, error: string, code: string): LeadEffect[] {
+  notGranted(error: string, code: string): LeadEffect[] {
     const cause = causeOf(error, code, true);
-    return cause === "own" ? this.#end(cause) : this.#pause(now, cause, false);
-  }
-
-  /** Ends at once, unless it leads: then it ends when the work is done. */
-  stop(): LeadEffect[] {
-    return this.#state === "leading" ? [] : this.#end("");
-  }
-
-  tick(now: number): LeadEffect[] {
-    return this.#state === "pausing" && now >= this.#resumeAt ? this.start() : [];
+    return cause === "own" ? [{ lead: "end", code: cause }] : this.#pause(cause, false);
   }
 
   /** Acquires again after a growing pause. An outage writes one line to the log, and emits one
    * event if this process has led. */
-  #pause(now: number, code: string, hasLed: boolean): LeadEffect[] {
+  #pause(code: string, hasLed: boolean): LeadEffect[] {
     const effects: LeadEffect[] = [];
     if (this.#failures === 0) {
       effects.push({ log: "leads no more", code });
@@ -1080,13 +1059,7 @@ export class LeadState {
     const shortest = Math.max(Math.floor(this.ttl / 12), SHORTEST_PAUSE);
     const longest = longestBackoff(this.ttl);
     const pause = jittered(backoff(shortest, this.#failures++, longest), this.jitter);
-    [this.#state, this.#resumeAt] = ["pausing", now + pause];
     return [...effects, { lead: "pause", pause }];
-  }
-
-  #end(code: string): LeadEffect[] {
-    this.#state = "ended";
-    return [{ lead: "end", code }];
   }
 }
 

@@ -52,16 +52,10 @@ function lead(
   now: number,
   { what, error = "", code = "", lost = false }: Fields,
 ): readonly object[] {
-  const inputs: Record<string, () => object[]> = {
-    start: () => leader.start(),
-    granted: () => leader.granted(now),
-    "work done": () => leader.workDone(),
-    "work failed": () => leader.workFailed(now, error, code, lost),
-    "not granted": () => leader.notGranted(now, error, code),
-    stop: () => leader.stop(),
-    tick: () => leader.tick(now),
-  };
-  return inputs[what]!();
+  if (what === "work failed") return leader.workFailed(now, error, code, lost);
+  if (what === "not granted") return leader.notGranted(error, code);
+  if (what === "granted") leader.granted(now);
+  return [];
 }
 
 function input(states: LeaseStates, what: string, fields: any): void {

@@ -166,13 +166,16 @@ final class Vectors {
     private List<Effect> leadInput(long at, JsonObject args) {
         String error = text(args, "error", ""), code = text(args, "code", "");
         return switch (text(args, "what")) {
-            case "start" -> (leader = new LeadState(number(args, "ttl", 0), jitter)).start();
-            case "granted" -> leader.granted(at);
-            case "work done" -> leader.workDone();
+            case "start" -> {
+                leader = new LeadState(number(args, "ttl", 0), jitter);
+                yield List.of();
+            }
+            case "granted" -> {
+                leader.granted(at);
+                yield List.of();
+            }
             case "work failed" -> leader.workFailed(at, error, code, is(args, "lost"));
-            case "not granted" -> leader.notGranted(at, error, code);
-            case "stop" -> leader.stop();
-            case "tick" -> leader.tick(at);
+            case "not granted" -> leader.notGranted(error, code);
             default -> throw new AssertionError("there is no such step of a leader: " + args);
         };
     }

@@ -326,7 +326,7 @@ class FenceBase(Block[F], Generic[F, L, Done]):
                 elif stop.is_set():
                     return None
                 else:
-                    *effects, then = leader.not_granted(now(), *failed)
+                    *effects, then = leader.not_granted(*failed)
                 if self._heartbeat.is_closed or "pause" not in then:
                     raise
                 for effect in effects:

@@ -892,23 +892,15 @@ class LeaseStates(Sender):
 
 
 class LeadState:
-    """The state of one `lead`. Its effects are `acquire`, `work`, `pause` and `end`."""
+    """The state of one `lead`. Its last effect after an error is `pause`, before it acquires again,
+    or `end`."""
 
     def __init__(self, ttl: int, jitter: int = 0):
         self.ttl, self.jitter = ttl, jitter
-        self.failures = self.resume_at = self.leading_since = 0
-        self.state = ""
+        self.failures = self.leading_since = 0
 
-    def start(self) -> list[Effect]:
-        self.state = "acquiring"
-        return [{"lead": "acquire"}]
-
-    def granted(self, now: int) -> list[Effect]:
-        self.state, self.leading_since = "leading", now
-        return [{"lead": "work"}]
-
-    def work_done(self) -> list[Effect]:
-        return self._end()
+    def granted(self, now: int) -> None:
+        self.leading_since = now
 
     def work_failed(self, now: int, error: str, code: str, is_lost: bool) -> list[Effect]:
         """`error` is the type of the error, or empty if this package has none for it. `code` is its
@@ -916,24 +908,17 @@ class LeadState:
         another acquire, whatever the work's error is."""
         cause = _cause(error, code, False)
         if not is_lost and cause == "own":
-            return self._end("work failed")
+            return [{"lead": "end", "code": "work failed"}]
         if now - self.leading_since >= min(self.ttl, 60_000):
             self.failures = 0
-        return self._pause(now, cause, True)
+        return self._pause(cause, True)
 
-    def not_granted(self, now: int, error: str, code: str) -> list[Effect]:
+    def not_granted(self, error: str, code: str) -> list[Effect]:
         """`code` may also be `connect` or `misconfigured`, as for `failed`."""
         cause = _cause(error, code, True)
-        return self._end(cause) if cause == "own" else self._pause(now, cause, False)
+        return [{"lead": "end", "code": cause}] if cause == "own" else self._pause(cause, False)
 
-    def stop(self) -> list[Effect]:
-        """Ends at once, unless it leads: then it ends when the work is done."""
-        return [] if self.state == "leading" else self._end()
-
-    def tick(self, now: int) -> list[Effect]:
-        return self.start() if self.state == "pausing" and now >= self.resume_at else []
-
-    def _pause(self, now: int, cause: str, has_led: bool) -> list[Effect]:
+    def _pause(self, cause: str, has_led: bool) -> list[Effect]:
         """Acquires again after a growing pause. An outage writes one line to the log, and emits
         one event if this process has led."""
         effects: list[Effect] = []
@@ -945,12 +930,7 @@ class LeadState:
         pause = min(shortest << min(self.failures, 20), _longest_backoff(self.ttl))
         pause -= pause * self.jitter // 4000
         self.failures += 1
-        self.state, self.resume_at = "pausing", now + pause
         return [*effects, {"lead": "pause", "pause": pause}]
-
-    def _end(self, why: str = "") -> list[Effect]:
-        self.state = "ended"
-        return [{"lead": "end", "code": why}]
 
 
 def _cause(error: str, code: str, is_of_acquire: bool) -> str:

@@ -307,36 +307,28 @@ impl Player {
         let (lead, what) = (&mut self.lead, text(&arguments["what"]));
         let (error, code) = (error_named(&arguments["error"]), text(&arguments["code"]));
         let cause = cause(error, &code, what == "not granted");
-        let effect = match &*what {
+        let pause = match &*what {
             "start" => {
                 lead.ttl = int(&arguments["ttl"]);
-                Some(lead.start())
+                return Vec::new();
             }
-            "granted" => Some(lead.granted(now)),
-            "work done" => Some(lead.work_done()),
-            "work failed" => Some(lead.work_failed(now, error, &code, arguments["lost"] == true)),
-            "not granted" => Some(lead.not_granted(now, error, &code)),
-            "stop" => lead.stop(),
-            "tick" => lead.tick(now),
+            "granted" => {
+                lead.granted(now);
+                return Vec::new();
+            }
+            "work failed" => lead.work_failed(now, error, &code, arguments["lost"] == true),
+            "not granted" => lead.not_granted(error, &code),
             other => panic!("there is no {other} of a lead"),
         };
-        match effect {
-            None => Vec::new(),
-            Some(LeadEffect::Acquire) => vec![json!({ "lead": "acquire" })],
-            Some(LeadEffect::Work) => vec![json!({ "lead": "work" })],
-            Some(LeadEffect::Pause { pause, begins_outage, has_led }) => {
-                let log = begins_outage.then(|| json!({ "log": "leads no more", "code": cause }));
-                let event = json!({ "event": "interrupted", "code": cause });
-                let event = Some(event).filter(|_| begins_outage && has_led);
-                let pause = json!({ "lead": "pause", "pause": pause });
-                log.into_iter().chain(event).chain([pause]).collect()
-            }
-            Some(LeadEffect::End) => vec![json!({ "lead": "end" })],
-            Some(LeadEffect::Fail) => {
-                let code = if what == "work failed" { &what } else { cause };
-                vec![json!({ "lead": "end", "code": code })]
-            }
-        }
+        let Some(Pause { pause, begins_outage, has_led }) = pause else {
+            let code = if what == "work failed" { &what } else { cause };
+            return vec![json!({ "lead": "end", "code": code })];
+        };
+        let log = begins_outage.then(|| json!({ "log": "leads no more", "code": cause }));
+        let event = json!({ "event": "interrupted", "code": cause });
+        let event = Some(event).filter(|_| begins_outage && has_led);
+        let pause = json!({ "lead": "pause", "pause": pause });
+        log.into_iter().chain(event).chain([pause]).collect()
     }
 }
 

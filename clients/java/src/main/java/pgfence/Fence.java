@@ -204,7 +204,7 @@ public final class Fence implements AutoCloseable {
                 new Options().ttl(ttl).waitUpTo(Duration.ofDays(36_500)).withHolder().reclaim();
         List<String> names = checked(List.of(name));
         LeadState leader = new LeadState(options.ttl, heartbeat.jitter);
-        List<Effect> effects = leader.start();
+        List<Effect> effects = List.of();
         Exception failed = null;
         while (true) {
             long pause = 0;
@@ -244,11 +244,10 @@ public final class Fence implements AutoCloseable {
                 }
                 String type = FenceException.typeOf(error);
                 String code = FenceException.codeOf(error);
-                long now = Clock.now();
                 effects =
                         leading == null
-                                ? leader.notGranted(now, type, code)
-                                : leader.workFailed(now, type, code, leading.isLost());
+                                ? leader.notGranted(type, code)
+                                : leader.workFailed(Clock.now(), type, code, leading.isLost());
             }
         }
     }

@@ -54,7 +54,7 @@ final class LeaseStates {
     /** The fence has closed: all calls are answered, or the time for that is over. */
     record Closed(boolean closed) implements Effect {}
 
-    /** What a leader does next: "acquire", "work", "pause" or "end". */
+    /** What a leader does next: "pause" or "end". */
     record Lead(String lead, long pause, String code) implements Effect {}
 
     /**
@@ -1236,31 +1236,22 @@ final class LeaseStates {
 
     // Leaders.
 
-    /** The state of one {@code lead}. */
+    /**
+     * The state of one {@code lead}. Its last effect after an error is "pause", before it acquires
+     * again, or "end".
+     */
     static final class LeadState {
         private final long ttl, jitter;
         private int failures;
-        private boolean isLeading, isPausing;
-        private long resumeAt, leadingSince;
+        private long leadingSince;
 
         LeadState(long ttl, long jitter) {
             this.ttl = ttl;
             this.jitter = jitter;
         }
 
-        List<Effect> start() {
-            isPausing = false;
-            return List.of(new Lead("acquire", 0, null));
-        }
-
-        List<Effect> granted(long now) {
-            isLeading = true;
+        void granted(long now) {
             leadingSince = now;
-            return List.of(new Lead("work", 0, null));
-        }
-
-        List<Effect> workDone() {
-            return end(null);
         }
 
         /**
@@ -1271,53 +1262,37 @@ final class LeaseStates {
         List<Effect> workFailed(long now, String error, String code, boolean isLost) {
             String cause = cause(error, code, false);
             if (!isLost && cause.equals("own")) {
-                return end("work failed");
+                return List.of(new Lead("end", 0, "work failed"));
             }
             if (now - leadingSince >= min(ttl, 60_000)) {
                 failures = 0;
             }
-            return pause(now, cause);
+            return pause(cause, true);
         }
 
         /** The code may also be "connect" or "misconfigured", as for {@link #failed}. */
-        List<Effect> notGranted(long now, String error, String code) {
+        List<Effect> notGranted(String error, String code) {
             String cause = cause(error, code, true);
-            return cause.equals("own") ? end(cause) : pause(now, cause);
-        }
-
-        /** Ends at once, unless it leads: then it ends when the work is done. */
-        List<Effect> stop() {
-            return isLeading ? List.of() : end(null);
-        }
-
-        List<Effect> tick(long now) {
-            return isPausing && now >= resumeAt ? start() : List.of();
+            boolean ends = cause.equals("own");
+            return ends ? List.of(new Lead("end", 0, cause)) : pause(cause, false);
         }
 
         /**
          * Acquires again after a growing pause. An outage writes one line to the log, and emits one
          * event if this process has led.
          */
-        private List<Effect> pause(long now, String cause) {
+        private List<Effect> pause(String cause, boolean hasLed) {
             List<Effect> effects = new ArrayList<>();
             if (failures == 0) {
                 effects.add(new Log("leads no more", null, cause, null, 0));
             }
-            if (failures == 0 && isLeading) {
+            if (failures == 0 && hasLed) {
                 effects.add(new Event("interrupted", null, 0, 0, null, null, cause));
             }
             long shortest = max(ttl / 12, SHORTEST_PAUSE) << min(failures++, 20);
             long pause = jittered(min(shortest, longestBackoff(ttl)), jitter);
-            isLeading = false;
-            isPausing = true;
-            resumeAt = now + pause;
             effects.add(new Lead("pause", pause, null));
             return effects;
-        }
-
-        private List<Effect> end(String why) {
-            isLeading = isPausing = false;
-            return List.of(new Lead("end", 0, why));
         }
     }
 
