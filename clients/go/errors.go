@@ -143,7 +143,7 @@ func (a *acquire) replyError(e effect) error {
 	case e.Error == NoAnswer:
 		return a.withoutAnswer(NoAnswer, e.InDoubt, "the server has not answered in time")
 	}
-	isOfTable := a.tableJSON != ""
+	isOfTable := a.Table != ""
 	return typed(a.cause, errorType(sqlStateOf(a.cause), isOfTable), isOfTable, a.role)
 }
 

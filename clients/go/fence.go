@@ -105,10 +105,11 @@ func (o Options) acquire(names []string) (*acquire, error) {
 		}
 		o.Metadata = string(text)
 	}
-	return &acquire{names: names, options: o, acquireArgs: acquireArgs{
+	return &acquire{names: names, acquireArgs: acquireArgs{
 		Names: names, TTL: o.TTL.Milliseconds(), Wait: o.Wait.Milliseconds(),
 		Holder: cmp.Or(o.Holder, newHolder()), Named: o.Holder != "", Reclaim: o.Reclaim,
-		Session: o.Session, Shared: o.Shared || o.Slots > 1, AtMost: o.AtMost.Milliseconds(),
+		Session: o.Session, Shared: o.Shared, Slots: o.Slots, AtMost: o.AtMost.Milliseconds(),
+		Metadata: o.Metadata,
 	}}, nil
 }
 
@@ -188,7 +189,7 @@ func (f *Fence) KeepRow(
 	if err != nil {
 		return nil, err
 	}
-	a.names, a.tableJSON, a.token = []string{table, string(row)}, string(tableJSON), token
+	a.names, a.Table, a.Token = []string{table, string(row)}, string(tableJSON), token
 	return f.h.acquire(ctx, a)
 }
 
@@ -318,7 +319,7 @@ type Lease struct {
 func (h *heartbeat) newLease(a *acquire, e effect) *Lease {
 	l := &Lease{
 		Holding: Holding{h: h, names: a.names, token: e.Token},
-		key:     e.Key, tableJSON: a.tableJSON, ended: make(chan struct{}),
+		key:     e.Key, tableJSON: a.Table, ended: make(chan struct{}),
 	}
 	a.lease = l
 	l.leases = Leases{l}

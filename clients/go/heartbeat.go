@@ -48,13 +48,10 @@ type heartbeat struct {
 // acquire is an acquire of a lease or of a row, and what its caller waits for.
 type acquire struct {
 	acquireArgs
-	names   []string
-	options Options
-	// tableJSON and token are set for a row. Its names are the table and the key.
-	tableJSON string
-	token     int64
-	answer    chan effect
-	lease     *Lease
+	// names are those of the lease; of a row, the table and the key.
+	names  []string
+	answer chan effect
+	lease  *Lease
 	// cause is the error of the last call. After a failure, failed has an element.
 	cause     error
 	role      string
@@ -261,13 +258,13 @@ func (h *heartbeat) send(e effect) {
 func (h *heartbeat) statement(e effect, a *acquire) statement {
 	switch {
 	case e.Do == "acquire":
-		return h.schema.acquire(e, a.options)
+		return h.schema.acquire(e, a.acquireArgs)
 	case e.Do == "keep":
 		return h.schema.keep(e)
 	case e.Do == "keep_row":
 		ttls := []string{}
 		for _, l := range h.states.call(e.Call).leases {
-			ttls = append(ttls, interval(l.ttl))
+			ttls = append(ttls, interval(l.TTL))
 		}
 		return h.schema.keepRows(e, ttls)
 	case e.Do == "undo":
@@ -338,11 +335,7 @@ func (h *heartbeat) acquire(ctx context.Context, a *acquire) (*Lease, error) {
 		h.lastID++
 		a.ID = strconv.Itoa(h.lastID)
 		h.acquires[a.ID] = a
-		if a.tableJSON == "" {
-			h.states.acquire(a.acquireArgs)
-		} else {
-			h.states.keepRow(a.acquireArgs, a.tableJSON, a.token)
-		}
+		h.states.acquire(a.acquireArgs)
 	})
 	var e effect
 	select {

@@ -61,11 +61,12 @@ type effect struct {
 	Suspect, Again bool
 }
 
-// state is the state of a lease after its grant. A lease that is confirming or held is live.
+// state is the state of a lease. A lease that is confirming or held is live.
 type state int
 
 const (
-	confirming state = iota
+	acquiring state = iota
+	confirming
 	held
 	releasing
 	lost
@@ -79,9 +80,13 @@ type connectionState struct {
 	isBusy         bool
 }
 
-// sender is what sends calls: a request, a lease, an undo or a release. The machine itself sends
-// the calls on the shared connection.
+// sender is what sends calls: a lease, an undo or a release. The machine itself sends the calls on
+// the shared connection.
 type sender struct {
+	// dueAt is the time of the next call, until the end of the retries, and tries the number of
+	// calls so far.
+	dueAt, until int64
+	tries        int
 	// connection is the one that the sender owns, or nil.
 	connection          *connectionState
 	isCalling, hasEnded bool
@@ -92,16 +97,37 @@ func (o *sender) setCalling(isCalling bool) { o.isCalling = isCalling }
 // isFree reports whether the sender has no connection, or no call is under way on it.
 func (o *sender) isFree() bool { return o.connection == nil || !o.connection.isBusy }
 
-// leaseState is one lease, from its grant on. The connection that has acquired it may confirm it. A
+// acquireArgs are what the program requests.
+type acquireArgs struct {
+	ID                      string
+	Names                   []string
+	TTL, Wait               int64
+	Holder                  string // unique for this acquire, unless it is Named by the program
+	Named, Reclaim, Session bool
+	Shared                  bool
+	Slots                   int
+	AtMost                  int64
+	Metadata                any // the machine only passes it on
+	// Table is the table of a row lease, whose row the program has claimed with Token. Its only
+	// name is the row's key.
+	Table string
+	Token int64
+}
+
+// leaseState is one lease, from its acquire on. A separate connection may acquire and confirm it. A
 // session lease keeps that connection, and ends with it.
 type leaseState struct {
 	sender
-	key              string
-	names            []string
-	token, ttl       int64
-	table            string // of a row lease
-	request          *request
-	state            state
+	acquireArgs
+	state state
+
+	// These are used until the grant. inOutage is true while the lease waits for the end of an
+	// outage.
+	requestedAt int64
+	doubt       *doubt
+	inOutage    bool
+
+	// These are used after the grant.
 	reason           Reason
 	advice           string
 	deadline, beatAt int64
@@ -121,12 +147,29 @@ type leaseState struct {
 	unreleased []string
 }
 
+// doubt is the time at which a call was sent that got no answer, and until which the server may
+// carry it out.
+type doubt struct{ sent, until int64 }
+
+func (l *leaseState) hasOneName() bool { return len(l.Names) == 1 }
+
+// acquiresSeparately reports whether a separate connection acquires the lease.
+func (l *leaseState) acquiresSeparately() bool { return l.Session || l.Wait > 0 && l.hasOneName() }
+
+func (l *leaseState) mayReclaim() bool {
+	isExclusive := !l.Shared && l.Slots <= 1
+	return l.Reclaim || l.hasOneName() && isExclusive && !l.Named
+}
+
+// isQueued reports whether the lease waits to send its next acquire.
+func (l *leaseState) isQueued() bool { return l.state == acquiring && !l.isCalling }
+
 func (l *leaseState) isHeld() bool { return l.state == held }
-func (l *leaseState) isLive() bool { return l.state <= held }
+func (l *leaseState) isLive() bool { return l.state == confirming || l.isHeld() }
 
 // confirmsRow reports whether the next call of the lease confirms a row. That call has no other
 // leases: its error is returned by KeepRow, as a name or a value of the key may be wrong.
-func (l *leaseState) confirmsRow() bool { return l.table != "" && l.state == confirming }
+func (l *leaseState) confirmsRow() bool { return l.Table != "" && l.state == confirming }
 
 // confirmsSeparately reports whether the connection that has acquired the lease confirms it.
 func (l *leaseState) confirmsSeparately() bool {
@@ -145,65 +188,22 @@ func (l *leaseState) isRenewable() bool {
 
 // shortestInterval is the shortest time until the next renewal, if left remains until the deadline.
 func (l *leaseState) shortestInterval(left int64) int64 {
-	return min(max(shortestPause, l.ttl/60), left/4)
-}
-
-// acquireArgs are the arguments of an acquire.
-type acquireArgs struct {
-	ID                      string
-	Names                   []string
-	TTL, Wait               int64
-	Holder                  string // unique for this acquire, unless it is Named by the program
-	Named, Reclaim, Session bool
-	Shared                  bool // or of slots
-	AtMost                  int64
-}
-
-// request is an acquire, from its input to its reply.
-type request struct {
-	sender
-	acquireArgs
-	number                    int // in the order of the acquires
-	requestedAt, until, dueAt int64
-	tries                     int
-	inOutage                  bool // true while it waits for the end of an outage
-	doubt                     *doubt
-	lease                     *leaseState // after the grant
-}
-
-// doubt is the time at which a call was sent that got no answer, and until which the server may
-// carry it out.
-type doubt struct{ sent, until int64 }
-
-func (r *request) hasOneName() bool { return len(r.Names) == 1 }
-
-// acquiresSeparately reports whether a separate connection sends the acquire.
-func (r *request) acquiresSeparately() bool { return r.Session || r.Wait > 0 && r.hasOneName() }
-
-// isQueued reports whether the request waits to send its next call.
-func (r *request) isQueued() bool { return !r.isCalling && r.lease == nil }
-
-func (r *request) mayReclaim() bool {
-	return r.Reclaim || r.hasOneName() && !r.Shared && !r.Named
+	return min(max(shortestPause, l.TTL/60), left/4)
 }
 
 // undo releases what the server may have granted to an acquire that got no answer.
 type undo struct {
 	sender
-	doubt
-	request *request
-	dueAt   int64
-	tries   int
+	lease     *leaseState
+	givesUpAt int64
 }
 
 // release is a release of some leases, from its queueing to its answer or its end without one.
 type release struct {
 	sender
-	leases       []*leaseState
-	dueAt, until int64
-	tries        int
-	isInDoubt    bool // an earlier attempt may have released the leases
-	isAlone      bool // no other release joins its call
+	leases    []*leaseState
+	isInDoubt bool // an earlier attempt may have released the leases
+	isAlone   bool // no other release joins its call
 }
 
 // call is one statement on one connection. If it is Open, the connection is opened first.
@@ -212,7 +212,7 @@ type call struct {
 	connection *connectionState
 	// sent is the time of the sending, and until the limit of the call.
 	sent, until int64
-	// sender is what waits for the answer: a request, an undo or a release. A renewal has nil: its
+	// sender is what waits for the answer: a lease, an undo or a release. A renewal has nil: its
 	// answer is for leases.
 	sender interface{ setCalling(bool) }
 	leases []*leaseState
@@ -226,15 +226,14 @@ type leaseStates struct {
 	// time.
 	jitter, now   int64
 	effects, logs []effect
-	// requests are the acquires that have no reply yet. Requests and leases are in the order of the
-	// acquires.
-	requests       []*request
+	// requests are the leases whose acquire has no reply yet. They and all leases are in the order
+	// of the acquires.
+	requests       []*leaseState
 	leases         []*leaseState
 	undos          []*undo
 	releases       []*release
 	calls          []*call
 	connections    []*connectionState
-	lastRequest    int
 	lastCall       int
 	lastConnection int
 	beatsInARow    int
@@ -250,28 +249,23 @@ func newLeaseStates(jitter int64) *leaseStates {
 
 // Inputs from the program. Each is passed to step.
 
-func (s *leaseStates) acquire(args acquireArgs) *request {
-	s.lastRequest++
-	r := &request{acquireArgs: args, number: s.lastRequest, requestedAt: s.now, dueAt: s.now}
-	r.until, r.AtMost = s.now+args.Wait, cmp.Or(r.AtMost, never)
-	s.requests = append(s.requests, r)
-	if s.closedAt < never {
-		s.reply(r, effect{Error: Closed})
+func (s *leaseStates) acquire(args acquireArgs) {
+	l := &leaseState{
+		acquireArgs: args, requestedAt: s.now, endsAt: never, isRenewalAnswered: true,
 	}
-	return r
-}
-
-// keepRow keeps a row that the program has claimed with token. The only name of args is its key.
-func (s *leaseStates) keepRow(args acquireArgs, table string, token int64) {
-	if r := s.acquire(args); !r.hasEnded {
+	l.dueAt, l.until = s.now, s.now+l.Wait
+	s.requests, s.leases = append(s.requests, l), append(s.leases, l)
+	if s.closedAt < never {
+		s.reply(l, effect{Error: Closed})
+	} else if l.Table != "" {
 		// The program has claimed the row at an unknown time, so a renewal confirms it first.
-		s.granted(r, token, s.now-r.TTL, table)
+		s.granted(l, l.Token, s.now-l.TTL)
 	}
 }
 
 func (s *leaseStates) giveUp(id string) {
-	if r := find(s.requests, func(r *request) bool { return r.ID == id }); r != nil {
-		s.reply(r, effect{Error: "given up"})
+	if l := find(s.requests, func(l *leaseState) bool { return l.ID == id }); l != nil {
+		s.reply(l, effect{Error: "given up"})
 	}
 }
 
@@ -333,8 +327,8 @@ func (s *leaseStates) suspect(keys []string) {
 
 func (s *leaseStates) close() {
 	s.closedAt = min(s.closedAt, s.now)
-	for _, r := range s.requests {
-		s.reply(r, effect{Error: Closed})
+	for _, l := range s.requests {
+		s.reply(l, effect{Error: Closed})
 	}
 	for _, l := range s.leases {
 		if l.isHeld() {
@@ -386,7 +380,7 @@ func (s *leaseStates) answered(number int, a answer) {
 	s.endCall(c)
 	s.inOutage, s.isLossLogged, c.connection.errors = false, false, 0
 	switch sender := c.sender.(type) {
-	case *request:
+	case *leaseState:
 		s.acquireAnswered(c, sender, a)
 	case *undo:
 		s.undoAnswered(sender, a.undone)
@@ -420,7 +414,7 @@ func (s *leaseStates) disconnected(number int) {
 func (s *leaseStates) heartbeatDied() {
 	for _, l := range s.leases {
 		if l.isHeld() {
-			s.markLost(l, ReasonHeartbeat, l.names)
+			s.markLost(l, ReasonHeartbeat, l.Names)
 		}
 	}
 }
@@ -477,9 +471,9 @@ func (s *leaseStates) wake(now int64) int64 {
 	for _, u := range s.undos {
 		add(u.dueAt, !u.isCalling)
 	}
-	for _, r := range s.requests {
-		add(r.until+queueTimeout, r.isQueued())
-		add(r.dueAt, r.isQueued() && (r.acquiresSeparately() || s.isFree()))
+	for _, l := range s.requests {
+		add(l.until+queueTimeout, l.isQueued())
+		add(l.dueAt, l.isQueued() && (l.acquiresSeparately() || s.isFree()))
 	}
 	for _, l := range s.leases {
 		add(min(l.endsAt, now+checkInterval), l.isLive())
@@ -497,12 +491,12 @@ func (s *leaseStates) endByClock(answerTo int) {
 	for _, l := range s.leases {
 		switch {
 		case l.isHeld() && l.endsAt <= s.now:
-			s.markLost(l, ReasonAtMost, l.names)
+			s.markLost(l, ReasonAtMost, l.Names)
 		case l.isLive() && l.deadline <= s.now && l.rowLocks == 0:
 			// The server may have received a renewal that got no answer.
 			var unreleased []string
 			if !l.isRenewalAnswered {
-				unreleased = l.names
+				unreleased = l.Names
 			}
 			s.markLost(l, ReasonDeadline, unreleased)
 		}
@@ -521,9 +515,9 @@ func (s *leaseStates) endByClock(answerTo int) {
 			s.abandonRelease(rel)
 		}
 	}
-	for _, r := range s.requests {
-		if r.isQueued() && s.now >= r.until+queueTimeout {
-			s.reply(r, effect{Error: NoConnection})
+	for _, l := range s.requests {
+		if l.isQueued() && s.now >= l.until+queueTimeout {
+			s.reply(l, effect{Error: NoConnection})
 		}
 	}
 }
@@ -531,16 +525,16 @@ func (s *leaseStates) endByClock(answerTo int) {
 // Calls. The shared connection has one call at a time, and none of them waits in the server.
 
 func (s *leaseStates) sendDueCalls() {
-	for _, r := range s.requests {
-		if r.acquiresSeparately() && r.isQueued() && r.dueAt <= s.now {
-			s.sendAcquire(r)
+	for _, l := range s.requests {
+		if l.acquiresSeparately() && l.isQueued() && l.dueAt <= s.now {
+			s.sendAcquire(l)
 		}
 	}
 	s.undos = slices.DeleteFunc(s.undos, func(u *undo) bool { return u.hasEnded })
 	for _, u := range s.undos {
-		if r := u.request; !u.isCalling && u.dueAt <= s.now {
+		if l := u.lease; !u.isCalling && u.dueAt <= s.now {
 			s.sendCall(&call{sender: u, effect: effect{
-				Do: "undo", Names: r.Names, Holder: r.Holder, Limit: ownLimit(r.TTL),
+				Do: "undo", Names: l.Names, Holder: l.Holder, Limit: ownLimit(l.TTL),
 			}}, &u.sender)
 		}
 	}
@@ -563,11 +557,11 @@ func (s *leaseStates) sendOnSharedConnection() {
 		}
 	}
 	rel := find(s.releases, s.isReleaseDue)
-	r := find(s.requests, func(r *request) bool {
-		return !r.acquiresSeparately() && r.isQueued() && r.dueAt <= s.now
+	request := find(s.requests, func(l *leaseState) bool {
+		return !l.acquiresSeparately() && l.isQueued() && l.dueAt <= s.now
 	})
 	// Heartbeats go first, but after two in a row another call has its turn.
-	switch isOthersTurn := s.beatsInARow >= maxBeatsInARow && (rel != nil || r != nil); {
+	switch isOthersTurn := s.beatsInARow >= maxBeatsInARow && (rel != nil || request != nil); {
 	case first != nil && !isOthersTurn:
 		s.beatsInARow++
 		s.sendRenewal(s.renewableWith(first), &s.sender)
@@ -575,8 +569,8 @@ func (s *leaseStates) sendOnSharedConnection() {
 	case rel != nil:
 		s.joinReleases(rel)
 		s.sendRelease(rel)
-	case r != nil:
-		s.sendAcquire(r)
+	case request != nil:
+		s.sendAcquire(request)
 	}
 	s.beatsInARow = 0
 }
@@ -588,23 +582,23 @@ func (s *leaseStates) renewableWith(first *leaseState) []*leaseState {
 	}
 	var soon []*leaseState
 	for _, l := range s.leases {
-		isSoon := l.beatAt <= s.now+l.ttl/6
-		if isSoon && l.table == first.table && l.isRenewable() && !l.confirmsRow() {
+		isSoon := l.beatAt <= s.now+l.TTL/6
+		if isSoon && l.Table == first.Table && l.isRenewable() && !l.confirmsRow() {
 			soon = append(soon, l)
 		}
 	}
 	byBeat := func(a, b *leaseState) int { return cmp.Compare(a.beatAt, b.beatAt) }
 	slices.SortStableFunc(soon, byBeat)
-	return soon[:countWithin(maxPairs, soon, func(l *leaseState) int { return len(l.names) })]
+	return soon[:countWithin(maxPairs, soon, func(l *leaseState) int { return len(l.Names) })]
 }
 
 func (s *leaseStates) sendRenewal(leases []*leaseState, owner *sender) {
 	do := "keep"
-	if leases[0].table != "" {
+	if leases[0].Table != "" {
 		do = "keep_row"
 	}
 	s.sendCall(&call{leases: leases, effect: effect{
-		Do: do, For: leases[0].key, Limit: s.limit(never),
+		Do: do, For: leases[0].ID, Limit: s.limit(never),
 	}}, owner)
 }
 
@@ -614,12 +608,12 @@ func (s *leaseStates) sendCall(c *call, owner *sender) {
 	c.Call = s.lastCall
 	c.Names, c.Tokens = slices.Grow(c.Names, len(c.leases)), make([]int64, 0, len(c.leases))
 	for _, l := range c.leases {
-		names := l.names
+		names := l.Names
 		if c.sender != nil && len(l.unreleased) > 0 {
 			names = l.unreleased
 		}
-		c.Names, c.Table, l.isCalling = append(c.Names, names...), l.table, true
-		c.Tokens = append(c.Tokens, slices.Repeat([]int64{l.token}, len(names))...)
+		c.Names, c.Table, l.isCalling = append(c.Names, names...), l.Table, true
+		c.Tokens = append(c.Tokens, slices.Repeat([]int64{l.Token}, len(names))...)
 	}
 	if c.sender != nil {
 		c.sender.setCalling(true)
@@ -651,7 +645,7 @@ func (s *leaseStates) markSent(c *call) {
 func (s *leaseStates) limit(ttl int64) int64 {
 	for _, l := range s.leases {
 		if l.isLive() {
-			ttl = min(ttl, l.ttl)
+			ttl = min(ttl, l.TTL)
 		}
 	}
 	return min(longestCall, ttl/3)
@@ -671,7 +665,7 @@ func (s *leaseStates) call(number int) *call {
 }
 
 func (s *leaseStates) lease(key string) *leaseState {
-	return find(s.leases, func(l *leaseState) bool { return l.key == key })
+	return find(s.leases, func(l *leaseState) bool { return l.ID == key })
 }
 
 func (s *leaseStates) known(keys []string) (leases []*leaseState) {
@@ -711,7 +705,7 @@ func (s *leaseStates) callFailed(c *call, code string, isBroken bool) {
 		s.forgetConnection(connection)
 	}
 	switch sender := c.sender.(type) {
-	case *request:
+	case *leaseState:
 		s.acquireFailed(c, sender, code)
 	case *undo:
 		s.undoFailed(sender, code)
@@ -731,7 +725,7 @@ func (s *leaseStates) forgetConnection(connection *connectionState) {
 	}
 	owner.connection = nil
 	l := find(s.leases, func(l *leaseState) bool { return &l.sender == owner })
-	if l != nil && l.request.Session && l.isLive() {
+	if l != nil && l.Session && l.isLive() {
 		s.markLost(l, ReasonSession, nil)
 	}
 }
@@ -776,7 +770,7 @@ func (s *leaseStates) keepAnswered(c *call, outcomes []outcome) {
 	isNotKept := func(o outcome) bool { return o.kind != "kept" }
 	parts, keptAny := make([][]outcome, len(c.leases)), false
 	for i, l := range c.leases {
-		parts[i], outcomes = outcomes[:len(l.names)], outcomes[len(l.names):]
+		parts[i], outcomes = outcomes[:len(l.Names)], outcomes[len(l.Names):]
 		keptAny = keptAny || !slices.ContainsFunc(parts[i], isNotKept)
 	}
 	for i, l := range c.leases {
@@ -795,9 +789,9 @@ func (s *leaseStates) takeOutcomes(l *leaseState, outcomes []outcome, sent int64
 			again = min(again, o.againIn)
 		}
 		if o.kind == "kept" || o.kind == "later" {
-			unreleased = append(unreleased, l.names[i])
+			unreleased = append(unreleased, l.Names[i])
 		}
-		if o.code == "42501" && l.table == "" {
+		if o.code == "42501" && l.Table == "" {
 			advice = "other role"
 		}
 	}
@@ -820,7 +814,7 @@ func (s *leaseStates) takeOutcomes(l *leaseState, outcomes []outcome, sent int64
 		l.beatAt = s.now
 	default:
 		if again == 0 || again == never {
-			again = s.pause(l.ttl)
+			again = s.pause(l.TTL)
 		}
 		l.beatAt = s.now + max(again, l.shortestInterval(l.deadline-s.now))
 	}
@@ -828,21 +822,20 @@ func (s *leaseStates) takeOutcomes(l *leaseState, outcomes []outcome, sent int64
 
 func (s *leaseStates) extend(l *leaseState, sent, left, again int64) {
 	l.beatAt = sent + min(max(again, l.shortestInterval(left)), left/beatsPerTTL)
-	before, deadline := l.state, sent+window(left)
+	deadline := sent + window(left)
 	if deadline <= s.now {
 		return
 	}
-	l.deadline, l.state, l.hasUncommittedRelease = deadline, held, false
-	if before != confirming {
+	l.deadline, l.hasUncommittedRelease = deadline, false
+	if l.isHeld() {
 		s.emit("renewed", l)
 		return
 	}
-	if !l.request.Session {
+	if !l.Session {
 		l.connection = nil
 	}
 	s.closeUnusedConnections()
-	s.emit("acquired", l)
-	s.replyIfDecided(l.request)
+	s.acquired(l)
 }
 
 func (s *leaseStates) keepFailed(c *call, code string) {
@@ -872,45 +865,44 @@ func (s *leaseStates) keepFailed(c *call, code string) {
 
 // Acquires
 
-func (s *leaseStates) sendAcquire(r *request) {
-	owner, limit, wait := &r.sender, ownLimit(r.TTL), int64(0)
-	if !r.acquiresSeparately() {
+func (s *leaseStates) sendAcquire(l *leaseState) {
+	owner, limit, wait := &l.sender, ownLimit(l.TTL), int64(0)
+	if !l.acquiresSeparately() {
 		owner, limit = &s.sender, min(limit, s.limit(never))
-	} else if r.hasOneName() {
+	} else if l.hasOneName() {
 		// The snapshot of a longer wait would hold back vacuum.
-		wait = max(0, min(r.until-s.now, waitPortion))
+		wait = max(0, min(l.until-s.now, waitPortion))
 	}
-	s.sendCall(&call{sender: r, effect: effect{
-		Do: "acquire", For: r.ID, Names: r.Names, Wait: wait, Holder: r.Holder, Limit: limit + wait,
-		Reclaim: r.Reclaim || r.doubt != nil,
+	s.sendCall(&call{sender: l, effect: effect{
+		Do: "acquire", For: l.ID, Names: l.Names, Wait: wait, Holder: l.Holder, Limit: limit + wait,
+		Reclaim: l.Reclaim || l.doubt != nil,
 	}}, owner)
 }
 
-func (s *leaseStates) acquireAnswered(c *call, r *request, a answer) {
-	r.inOutage = false
+func (s *leaseStates) acquireAnswered(c *call, l *leaseState, a answer) {
+	l.inOutage = false
 	if a.taken == nil {
-		s.granted(r, a.token, c.sent, "")
-		r.doubt = nil
-		s.replyIfDecided(r)
+		l.doubt = nil
+		s.granted(l, a.token, c.sent)
 		return
 	}
-	until := r.until
+	until := l.until
 	// The lease is taken by its own first call, whose answer was lost.
-	isByItself := r.doubt != nil && a.taken.Holder == r.Holder
+	isByItself := l.doubt != nil && a.taken.Holder == l.Holder
 	if isByItself {
-		until = max(until, r.doubt.until)
-	} else if r.doubt != nil && s.now >= r.doubt.until {
-		r.doubt = nil
+		until = max(until, l.doubt.until)
+	} else if l.doubt != nil && s.now >= l.doubt.until {
+		l.doubt = nil
 	}
 	switch {
-	case r.hasEnded:
-		s.queueUndo(r)
-	case s.now < until && r.acquiresSeparately() && r.hasOneName() && !isByItself:
-		r.dueAt = min(c.sent+portionInterval, until)
+	case l.hasEnded:
+		s.queueUndo(l)
+	case s.now < until && c.Wait > 0 && !isByItself:
+		l.dueAt = min(c.sent+portionInterval, until)
 	case s.now < until:
-		r.dueAt = min(s.now+retryInterval, until)
+		l.dueAt = min(s.now+retryInterval, until)
 	case isByItself:
-		s.reply(r, effect{Error: NoAnswer, InDoubt: true})
+		s.reply(l, effect{Error: NoAnswer})
 	default:
 		waitsFor := "ttl"
 		switch {
@@ -921,107 +913,97 @@ func (s *leaseStates) acquireAnswered(c *call, r *request, a answer) {
 		case a.taken.Remaining <= 0:
 			waitsFor = "guard"
 		}
-		s.reply(r, effect{Error: LeaseTaken, Holder: a.taken.Holder,
+		s.reply(l, effect{Error: LeaseTaken, Holder: a.taken.Holder,
 			Remaining: a.taken.Remaining, WaitsFor: waitsFor})
 	}
 }
 
-func (s *leaseStates) granted(r *request, token, sent int64, table string) {
+func (s *leaseStates) granted(l *leaseState, token, sent int64) {
+	isGivenUp := l.hasEnded
+	l.hasEnded, l.Token, l.state = false, token, confirming
 	// If the answer was late, a renewal on the same connection confirms the lease, and until then
 	// it may last no longer than a ttl from now.
-	l := &leaseState{
-		key: r.ID, names: r.Names, token: token, ttl: r.TTL, table: table, request: r,
-		state: confirming, deadline: s.now + r.TTL, beatAt: s.now, endsAt: never,
-		isRenewalAnswered: true,
-	}
-	compare := func(l *leaseState, number int) int { return l.request.number - number }
-	index, _ := slices.BinarySearchFunc(s.leases, r.number, compare)
-	s.leases = slices.Insert(s.leases, index, l)
-	firstBeat := sent + r.TTL/beatsPerTTL
-	isInTime := s.now < firstBeat
-	if r.connection != nil && (r.Session || !r.hasEnded && !isInTime) {
-		l.connection, r.connection = r.connection, nil
-		l.connection.owner = &l.sender
-	}
-	if r.hasEnded {
+	l.deadline, l.beatAt = s.now+l.TTL, s.now
+	firstBeat := sent + l.TTL/beatsPerTTL
+	if isGivenUp {
 		s.queueRelease(l, false)
-		return
-	}
-	if r.lease = l; isInTime {
-		l.state, l.deadline, l.beatAt = held, sent+window(r.TTL), firstBeat
-		s.emit("acquired", l)
+	} else if s.now < firstBeat {
+		if !l.Session {
+			l.connection = nil
+		}
+		l.deadline, l.beatAt = sent+window(l.TTL), firstBeat
+		s.acquired(l)
 	}
 }
 
-// replyIfDecided replies to an acquire if its lease is held or lost, and not if it is confirming.
-func (s *leaseStates) replyIfDecided(r *request) {
-	switch l := r.lease; {
-	case r.hasEnded || l == nil || l.state == confirming:
-	case l.isHeld():
-		s.reply(r, effect{Leases: []string{l.key}})
-	default:
-		s.reply(r, effect{Error: LeaseLost, Reason: l.reason, Advice: l.advice})
-	}
+func (s *leaseStates) acquired(l *leaseState) {
+	l.state, l.isReported, l.endsAt = held, true, s.now+cmp.Or(l.AtMost, never)
+	s.emit("acquired", l)
+	s.reply(l, effect{Leases: []string{l.ID}})
 }
 
 // reply replies to an acquire. A grant that is not confirmed, or in doubt, is released.
-func (s *leaseStates) reply(r *request, e effect) {
-	s.requests, r.hasEnded = without(s.requests, r), true
-	isFailed := e.Error != ""
-	e.Reply = r.ID
-	e.InDoubt = e.InDoubt || r.doubt != nil && isFailed && e.Error != LeaseTaken
+func (s *leaseStates) reply(l *leaseState, e effect) {
+	s.requests = without(s.requests, l)
+	e.Reply, e.InDoubt = l.ID, l.doubt != nil && e.Error != LeaseTaken
 	s.effects = append(s.effects, e)
-	if isFailed && r.lease != nil && r.lease.isLive() {
-		s.queueRelease(r.lease, false)
+	switch l.state {
+	case acquiring:
+		l.hasEnded = true
+		s.leases = without(s.leases, l)
+	case confirming:
+		s.queueRelease(l, false)
 	}
-	if !r.isCalling {
-		s.queueUndo(r)
+	if !l.isCalling {
+		s.queueUndo(l)
 	}
 	s.closeUnusedConnections()
 }
 
-func (s *leaseStates) acquireFailed(c *call, r *request, code string) {
-	if !c.Open && !r.Session && leavesDoubt(code) {
-		r.doubt = &doubt{c.sent, c.sent + c.Limit}
+func (s *leaseStates) acquireFailed(c *call, l *leaseState, code string) {
+	if !c.Open && !l.Session && leavesDoubt(code) {
+		l.doubt = &doubt{c.sent, c.sent + c.Limit}
 	}
-	if r.hasEnded {
-		s.queueUndo(r)
+	if l.hasEnded {
+		s.queueUndo(l)
 		return
 	}
 	if code == "unsent" {
-		// The acquire is still due, and is sent on another connection.
+		// The lease is still due, and is sent on another connection.
 		return
 	}
-	r.tries++
-	until, longest := r.until, longestBackoff(r.TTL)
+	l.tries++
+	until, longest := l.until, longestBackoff(l.TTL)
 	if isConflict(code) {
-		until, longest = max(until, r.requestedAt+s.retryTime(r.TTL)), retryInterval
+		until, longest = max(until, l.requestedAt+s.retryTime(l.TTL)), retryInterval
 	}
-	if r.doubt != nil && r.mayReclaim() && r.tries == 1 && isConnectionError(code) {
+	if l.doubt != nil && l.mayReclaim() && l.tries == 1 && isConnectionError(code) {
 		return
 	}
 	// A retry in doubt reclaims, so it must not take over the grant of another client.
-	mayPass := (isConflict(code) || isConnectionError(code)) && (r.doubt == nil || r.mayReclaim())
+	mayPass := (isConflict(code) || isConnectionError(code)) && (l.doubt == nil || l.mayReclaim())
 	if !mayPass || s.now >= until {
-		s.reply(r, notGranted(code, c.Open && r.doubt == nil))
+		s.reply(l, notGranted(code, c.Open && l.doubt == nil))
 		return
 	}
 	if !isConflict(code) {
 		// One line of the log for an outage, however many acquires wait for its end.
-		if !slices.ContainsFunc(s.requests, func(r *request) bool { return r.inOutage }) {
-			s.effects = append(s.effects, effect{Log: "not acquired", Key: r.ID, Code: code})
+		if !slices.ContainsFunc(s.requests, func(l *leaseState) bool { return l.inOutage }) {
+			s.effects = append(s.effects, effect{Log: "not acquired", Key: l.ID, Code: code})
 		}
-		r.inOutage = true
+		l.inOutage = true
 	}
-	r.dueAt = s.now + min(s.jittered(backoff(r.tries, longest)), until-s.now)
+	l.dueAt = s.now + min(s.jittered(backoff(l.tries, longest)), until-s.now)
 }
 
 // queueUndo queues the release of a grant in doubt, if no other client can have the same holder.
-func (s *leaseStates) queueUndo(r *request) {
-	if r.doubt == nil || r.Named {
+func (s *leaseStates) queueUndo(l *leaseState) {
+	if l.doubt == nil || l.Named {
 		return
 	}
-	s.undos, r.doubt = append(s.undos, &undo{doubt: *r.doubt, request: r, dueAt: s.now}), nil
+	u := &undo{lease: l, givesUpAt: l.doubt.sent + l.TTL}
+	u.dueAt, u.until, l.doubt = s.now, l.doubt.until, nil
+	s.undos = append(s.undos, u)
 }
 
 func (s *leaseStates) undoAnswered(u *undo, released int64) {
@@ -1037,23 +1019,22 @@ func (s *leaseStates) undoFailed(u *undo, code string) {
 		u.dueAt += s.jittered(backoff(u.tries, longestPause))
 	}
 	mayPass := isTransient(code) || code == "panicked"
-	u.hasEnded = !mayPass || u.dueAt >= u.sent+u.request.TTL
+	u.hasEnded = !mayPass || u.dueAt >= u.givesUpAt
 }
 
 // Releases
 
 func (s *leaseStates) queueRelease(l *leaseState, isInDoubt bool) {
 	isInDoubt = isInDoubt || l.hasUncommittedRelease || l.lastTransactions > 0 || l.rowLocks > 0
-	if !l.request.Session {
+	if !l.Session {
 		l.connection = nil
 	}
 	if l.state != lost {
 		l.state = releasing
 	}
-	s.releases = append(s.releases, &release{
-		leases: []*leaseState{l}, dueAt: s.now, until: s.now + s.retryTime(l.ttl),
-		isInDoubt: isInDoubt, isAlone: isInDoubt,
-	})
+	rel := &release{leases: []*leaseState{l}, isInDoubt: isInDoubt, isAlone: isInDoubt}
+	rel.dueAt, rel.until = s.now, s.now+s.retryTime(l.TTL)
+	s.releases = append(s.releases, rel)
 }
 
 func (s *leaseStates) isReleaseDue(rel *release) bool {
@@ -1067,13 +1048,13 @@ func (s *leaseStates) joinReleases(first *release) {
 	}
 	var joined []*release
 	for _, rel := range s.releases {
-		if !rel.isAlone && s.isReleaseDue(rel) && rel.leases[0].table == first.leases[0].table {
+		if !rel.isAlone && s.isReleaseDue(rel) && rel.leases[0].Table == first.leases[0].Table {
 			joined = append(joined, rel)
 		}
 	}
 	names := func(rel *release) (count int) {
 		for _, l := range rel.leases {
-			count += len(l.names)
+			count += len(l.Names)
 		}
 		return count
 	}
@@ -1091,7 +1072,7 @@ func (s *leaseStates) sendRelease(rel *release) {
 	// Without a shared connection a session lease is released on its own, unless a renewal that
 	// confirms the lease is under way there.
 	owner, first := &s.sender, rel.leases[0]
-	hasOwn := first.request.Session && first.connection != nil && first.isFree()
+	hasOwn := first.connection != nil && first.isFree()
 	if hasOwn && s.connection == nil && len(rel.leases) == 1 {
 		owner = &first.sender
 	}
@@ -1105,11 +1086,11 @@ func (s *leaseStates) sendRelease(rel *release) {
 func (s *leaseStates) releaseAnswered(rel *release, isReleased []bool) {
 	s.releases = without(s.releases, rel)
 	for _, l := range rel.leases {
-		count := cmp.Or(len(l.unreleased), len(l.names))
+		count := cmp.Or(len(l.unreleased), len(l.Names))
 		isGone := slices.Contains(isReleased[:count], false)
 		isReleased = isReleased[count:]
-		hasSession := !l.request.Session || l.connection != nil
-		isKnown := !rel.isInDoubt && l.table == "" && s.now < l.deadline && hasSession
+		hasSession := !l.Session || l.connection != nil
+		isKnown := !rel.isInDoubt && l.Table == "" && s.now < l.deadline && hasSession
 		if isGone && isKnown && l.state != lost {
 			s.markLost(l, ReasonGone, nil)
 			s.releaseAfterLoss(l)
@@ -1163,7 +1144,9 @@ func (s *leaseStates) markLost(l *leaseState, reason Reason, unreleased []string
 		return
 	}
 	s.releaseAfterLoss(l)
-	s.replyIfDecided(l.request)
+	if slices.Contains(s.requests, l) {
+		s.reply(l, effect{Error: LeaseLost, Reason: reason, Advice: l.advice})
+	}
 }
 
 // releaseAfterLoss forgets a lost lease, and releases the names that the server may still hold.
@@ -1188,10 +1171,7 @@ func (s *leaseStates) markReleased(l *leaseState, reason Reason) {
 }
 
 func (s *leaseStates) emit(event string, l *leaseState) {
-	if event == "acquired" {
-		l.isReported, l.endsAt = true, s.now+l.request.AtMost
-	}
-	e := effect{Event: event, Key: l.key, Token: l.token, Reason: l.reason, Advice: l.advice}
+	e := effect{Event: event, Key: l.ID, Token: l.Token, Reason: l.reason, Advice: l.advice}
 	if l.isHeld() {
 		e.Remaining = l.deadline - s.now
 	}
@@ -1367,7 +1347,7 @@ func longestBackoff(ttl int64) int64 { return min(max(ttl/3, shortestWait), long
 func smallestTTL(leases []*leaseState) int64 {
 	smallest := never
 	for _, l := range leases {
-		smallest = min(smallest, l.ttl)
+		smallest = min(smallest, l.TTL)
 	}
 	return smallest
 }

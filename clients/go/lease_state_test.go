@@ -186,17 +186,16 @@ func fields(e effect) map[string]any {
 // inputArgs are the arguments of all inputs.
 type inputArgs struct {
 	acquireArgs
-	Call, Connection  int
-	Key, Stage, Table string
-	Token             int64
-	Keys              []string
-	Code              string
-	Broken            bool
-	Rows              []any
-	Taken             *taken
-	What              string
-	Error             Kind
-	Lost              bool
+	Call, Connection int
+	Key, Stage       string
+	Keys             []string
+	Code             string
+	Broken           bool
+	Rows             []any
+	Taken            *taken
+	What             string
+	Error            Kind
+	Lost             bool
 }
 
 func input(t *testing.T, s *leaseStates, lead *leadState, now int64, what string, in any) []effect {
@@ -216,7 +215,7 @@ func input(t *testing.T, s *leaseStates, lead *leadState, now int64, what string
 		"acquire": func() { s.acquire(args.acquireArgs) },
 		"keep_row": func() {
 			args.Names, args.Named = []string{args.Key}, true
-			s.keepRow(args.acquireArgs, args.Table, args.Token)
+			s.acquire(args.acquireArgs)
 		},
 		"give_up":          func() { s.giveUp(args.ID) },
 		"release":          func() { s.release(args.Key) },

@@ -28,7 +28,7 @@ func interval(ms int64) string { return strconv.FormatInt(ms, 10) + " millisecon
 
 // acquire makes one attempt, or waits for a portion of the wait. The portion is at most half of the
 // role's timeouts.
-func (s schema) acquire(e effect, o Options) statement {
+func (s schema) acquire(e effect, a acquireArgs) statement {
 	const token = `SELECT coalesce(granted, 0), coalesce(holder, ''), greatest(remaining, 0),
 			coalesce(state, '')
 		FROM `
@@ -38,18 +38,18 @@ func (s schema) acquire(e effect, o Options) statement {
 			WHERE granted IS NULL
 				AND (i.state IN ('held', 'uncommitted') OR cardinality(i.blocking_pids) > 0)
 			ORDER BY i.remaining DESC NULLS LAST LIMIT 1) AS taken ON true`
-	ttl := interval(o.TTL.Milliseconds())
 	if len(e.Names) != 1 {
 		return s.sql(token+`lease_acquire_all(
 				$1::text[], $2::text, $3::interval, $4::jsonb, $5::boolean)`+taken,
-			e.Names, e.Holder, ttl, o.Metadata, o.Session)
+			e.Names, e.Holder, interval(a.TTL), a.Metadata, a.Session)
 	}
 	return s.sql(token+`lease_acquire(
 			($1::text[])[1], $2::text, $3::interval, least($4::interval,
 				nullif(current_setting('statement_timeout'), '0')::interval / 2,
 				nullif(current_setting('lock_timeout'), '0')::interval / 2),
 			$5::jsonb, $6::boolean, $7::integer, $8::boolean, $9::boolean)`+taken,
-		e.Names, e.Holder, ttl, interval(e.Wait), o.Metadata, o.Shared, o.Slots, e.Reclaim, o.Session)
+		e.Names, e.Holder, interval(a.TTL), interval(e.Wait), a.Metadata, a.Shared, a.Slots, e.Reclaim,
+		a.Session)
 }
 
 // outcomes selects -1 for a missing time.
