@@ -52,8 +52,10 @@ export type EventEffect = Pick<LeaseState, "key" | "token" | "reason" | "advice"
   event: "acquired" | "renewed" | "lost" | "released";
   remaining: number;
 };
-/** Why an acquire or a check has failed. */
-export interface ReplyError extends Taken {
+/** The reply to an acquire: its `leases`, or why it has failed. */
+export interface Reply extends Taken {
+  reply: string;
+  leases?: readonly string[];
   error?: string;
   sqlstate?: string | undefined;
   inDoubt?: boolean;
@@ -61,7 +63,6 @@ export interface ReplyError extends Taken {
   advice?: string | undefined;
   waitsFor?: WaitsFor | undefined;
 }
-export type Reply = ReplyError & { reply: string; leases?: readonly string[] };
 export interface LogEffect {
   log: string;
   /** The lease whose acquire the line is about. */
@@ -253,7 +254,7 @@ export class LeaseStates implements Sender {
   /** The shared connection. */
   connection: ConnectionState | undefined;
   #now = 0;
-  #effects: Effect[] = [];
+  effects: Effect[] = [];
   #logs: LogEffect[] = [];
   readonly #leases = new Map<string, LeaseState>();
   readonly #undos = new Set<Undo>();
@@ -324,15 +325,6 @@ export class LeaseStates implements Sender {
 
   suspect(keys: readonly string[]): void {
     for (const lease of this.#known(keys)) lease.beatAt = this.#now;
-  }
-
-  check(key: string): void {
-    const lease = this.#leases.get(key);
-    if (lease && isHeld(lease)) this.#effects.push({ reply: key });
-    else {
-      const { reason, advice } = lease?.state === "lost" ? lease : { reason: "released" as const };
-      this.#effects.push({ reply: key, error: "LeaseLost", reason, advice });
-    }
   }
 
   close(): void {
@@ -437,17 +429,17 @@ export class LeaseStates implements Sender {
   /** Takes the input `decide` and returns the effects. If the input answers a call, its number is
    * `answerTo`, and the limit of that call is not applied. */
   step(now: number, decide: () => void, answerTo?: number): readonly Effect[] {
-    [this.#now, this.#effects, this.#logs] = [now, [], []];
+    [this.#now, this.effects, this.#logs] = [now, [], []];
     this.#endByClock(answerTo);
     decide();
     this.#sendDueCalls();
     for (const line of this.#logs) {
       // An outage writes one line to the log, and all losses by it write one more.
       const isOfOutage = this.#inOutage && line.reason === "deadline";
-      if (!isOfOutage || !this.#isLossLogged) this.#effects.push(line);
+      if (!isOfOutage || !this.#isLossLogged) this.effects.push(line);
       this.#isLossLogged ||= isOfOutage;
     }
-    return this.#effects;
+    return this.effects;
   }
 
   #endByClock(answerTo?: number): void {
@@ -558,7 +550,7 @@ export class LeaseStates implements Sender {
     for (const lease of leases) lease.call = call;
     const forEachName = <T>(of: (lease: LeaseState) => T) =>
       leases.flatMap((lease) => namesToSend(lease).map(() => of(lease)));
-    this.#effects.push({
+    this.effects.push({
       call: number,
       do: verb,
       connection: connection.number,
@@ -621,7 +613,7 @@ export class LeaseStates implements Sender {
     const isUseless = isOpening || isBroken || isConnectionError(code) || code === "panicked";
     // After a second error in a row the next call opens another connection.
     if (isUseless || connection.errors > 1 || !connection.owner) {
-      this.#effects.push({ cut: connection.number });
+      this.effects.push({ cut: connection.number });
       this.#forgetConnection(connection);
     }
     if (call.undo) this.#undoFailed(call.undo, code);
@@ -649,7 +641,7 @@ export class LeaseStates implements Sender {
 
   #closeIfUnused({ number, owner, call }: ConnectionState): void {
     if (owner || call) return;
-    this.#effects.push({ hangUp: number });
+    this.effects.push({ hangUp: number });
     this.#connections.delete(number);
   }
 
@@ -664,7 +656,7 @@ export class LeaseStates implements Sender {
       for (const { owner } of [...this.#connections.values()]) {
         if (owner) this.#dropConnection(owner);
       }
-      this.#effects.push({ closed: true });
+      this.effects.push({ closed: true });
     } else if (this.#undos.size === 0) {
       this.#dropConnection(this);
     }
@@ -730,7 +722,7 @@ export class LeaseStates implements Sender {
     if (code === "unsent") pause = 0;
     else if (code === "panicked") this.heartbeatDied();
     else if (!isRefused && !this.#inOutage && leases.some(isLive)) {
-      this.#effects.push({ log: "not renewed", code });
+      this.effects.push({ log: "not renewed", code });
       this.#inOutage = true;
       if (isConnectionError(code)) pause = 0;
     }
@@ -806,7 +798,7 @@ export class LeaseStates implements Sender {
     const hasFailed = reply.error !== undefined;
     const isInDoubt = hasFailed && lease.doubt !== undefined && reply.error !== "LeaseTaken";
     const inDoubt = !!reply.inDoubt || isInDoubt;
-    this.#effects.push({ ...reply, inDoubt, reply: lease.key });
+    this.effects.push({ ...reply, inDoubt, reply: lease.key });
     if (hasFailed && isLive(lease)) this.#queueRelease(lease);
     if (lease.state === "acquiring") this.#leases.delete(lease.key);
     if (lease.call?.do !== "acquire") this.#endAcquire(lease);
@@ -844,7 +836,7 @@ export class LeaseStates implements Sender {
     if (isOutage) {
       // One line of the log for an outage, however many acquires wait for its end.
       const isLogged = this.#all().some(({ inOutage }) => inOutage);
-      if (!isLogged) this.#effects.push({ log: "not acquired", key: lease.key, code });
+      if (!isLogged) this.effects.push({ log: "not acquired", key: lease.key, code });
       lease.inOutage = true;
     }
     const pause = jittered(backoff(FIRST_RETRY, tries - 1, longest), this.jitter);
@@ -1000,7 +992,7 @@ export class LeaseStates implements Sender {
   #emit(event: EventEffect["event"], lease: LeaseState): void {
     const { key, token, reason, advice } = lease;
     const remaining = isHeld(lease) ? lease.deadline - this.#now : 0;
-    this.#effects.push({ event, key, token, remaining, reason, advice });
+    this.effects.push({ event, key, token, remaining, reason, advice });
   }
 
   /** Writes one line for all equal ones of a step, with their count. */
@@ -1194,7 +1186,7 @@ export const endsSession = (code: string) =>
  * terminated, crashed, idle. */
 const endsOpenSession = (code: string) => /^(25P0[34]|57P0[125])$/.test(code);
 
-function notGranted(code: string, isOpening: boolean): ReplyError {
+function notGranted(code: string, isOpening: boolean): Omit<Reply, "reply"> {
   const sqlstate = /^[0-9A-Z]{5}$/.test(code) ? code : undefined;
   if (isOpening) return { error: "NoConnection", sqlstate };
   if (isConnectionError(code) || leavesDoubt(code)) return { error: "NoAnswer", sqlstate };

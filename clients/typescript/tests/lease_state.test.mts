@@ -7,7 +7,7 @@ import { test } from "node:test";
 import { fileURLToPath } from "node:url";
 
 import { guardFailed, LeadState, LeaseStates, NEVER } from "../dist/lease_state.js";
-import type { GuardError } from "../dist/lease_state.js";
+import type { GuardError, Reply } from "../dist/lease_state.js";
 
 type Fields = Record<string, any>;
 type Step = Record<"held" | "deadline" | "next_beat", Record<string, any> | undefined> & {
@@ -58,13 +58,21 @@ function lead(
   return [];
 }
 
+/** Returns the reply to a check, which is no input of the machine. */
+function checked(states: LeaseStates, key: string): Reply {
+  const lease = states.lease(key);
+  if (lease?.state === "held") return { reply: key };
+  const { reason, advice } = lease?.state === "lost" ? lease : { reason: "released" as const };
+  return { reply: key, error: "LeaseLost", reason, advice };
+}
+
 function input(states: LeaseStates, what: string, fields: any): void {
   const inputs: Record<string, () => void> = {
     acquire: () => states.acquire(fields),
     keep_row: () => states.acquire({ ...fields, names: [fields.key] }),
     give_up: () => states.giveUp(fields.id),
     release: () => states.release(fields.key),
-    check: () => states.check(fields.key),
+    check: () => states.effects.push(checked(states, fields.key)),
     last_transaction: () => states.lastTransaction(fields.keys, fields.stage),
     row_locked: () => states.rowLocked([fields.key]),
     row_unlocked: () => states.rowUnlocked([fields.key]),

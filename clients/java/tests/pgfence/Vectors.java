@@ -101,7 +101,7 @@ final class Vectors {
                                         number(args, "token", 0));
                         case "give_up" -> states.giveUp(id);
                         case "release" -> states.release(key);
-                        case "check" -> states.check(key);
+                        case "check" -> states.effects.add(checked(key));
                         case "last_transaction" ->
                                 states.lastTransaction(strings(args, "keys"), text(args, "stage"));
                         case "row_locked" -> states.rowLocked(key);
@@ -119,6 +119,19 @@ final class Vectors {
                         default -> throw new AssertionError("there is no input " + what);
                     }
                 });
+    }
+
+    /** Returns the reply to a check, which is no input of the machine. */
+    private Reply checked(String key) {
+        LeaseState lease = states.lease(key);
+        Reply reply = new Reply(lease != null && lease.isHeld() ? null : "LeaseLost");
+        reply.reply = key;
+        if (reply.error != null) {
+            boolean isLost = lease != null && lease.state == State.LOST;
+            reply.reason = isLost ? lease.reason : FenceException.Reason.RELEASED;
+            reply.advice = isLost ? lease.advice : null;
+        }
+        return reply;
     }
 
     private static Options options(JsonObject args) {

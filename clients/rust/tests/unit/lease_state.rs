@@ -104,7 +104,7 @@ impl Player {
             }
         });
         let mut effects: Vec<_> = effects.iter().map(|effect| self.as_json(effect)).collect();
-        // `check` is no input of the machine in Rust. Its reply comes after the ends by the clock.
+        // `check` is no input of the machine. Its reply comes after the ends by the clock.
         if let Some((at, end)) = checked {
             let reply = json!({
                 "reply": arguments["key"], "error": end.map(|_| "LeaseLost"),

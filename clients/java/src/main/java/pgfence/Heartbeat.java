@@ -25,7 +25,7 @@ final class Heartbeat {
     // In milliseconds.
     private static final long SHORTEST_IDLE = 250, POLL_INTERVAL = 100;
     private static final long CAUSE_TIMEOUT = 250, LAST_EVENTS_TIMEOUT = 1000;
-    private static final Consumer<LeaseStates> TICK = states -> {};
+    static final Consumer<LeaseStates> TICK = states -> {};
 
     /** For an acquire that only an interrupt stops. */
     static final CountDownLatch NO_STOP = new CountDownLatch(1);
@@ -550,12 +550,6 @@ final class Heartbeat {
 
     synchronized long remaining(Lease lease) {
         return states.remaining(Clock.now(), lease.key);
-    }
-
-    Reply check(Lease lease) {
-        Reply[] reply = new Reply[1];
-        input(states -> reply[0] = states.check(lease.key));
-        return reply[0];
     }
 
     void release(Lease lease) {

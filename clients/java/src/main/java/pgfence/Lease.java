@@ -52,10 +52,9 @@ public final class Lease extends Holding implements AutoCloseable {
      * before each call to another service.
      */
     public void check() {
-        LeaseStates.Reply reply = isHeld() ? null : heartbeat.check(this);
-        if (reply != null && reply.error != null) {
-            throw new LeaseLost(
-                    isLost() ? reason : reply.reason, reply.advice, names(), false, null);
+        if (!isHeld()) {
+            heartbeat.input(Heartbeat.TICK);
+            throw loss(false, null);
         }
     }
 
@@ -87,7 +86,8 @@ public final class Lease extends Holding implements AutoCloseable {
     }
 
     LeaseLost loss(boolean inDoubt, Throwable cause) {
-        return new LeaseLost(reason, advice, names(), inDoubt, cause);
+        Reason known = Objects.requireNonNullElse(reason, Reason.RELEASED);
+        return new LeaseLost(known, advice, names(), inDoubt, cause);
     }
 
     void end(Reason reason, String advice) {

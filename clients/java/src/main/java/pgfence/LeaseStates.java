@@ -68,7 +68,7 @@ final class LeaseStates {
     record GuardFailure(String error, boolean inDoubt, String last, boolean suspect, boolean again)
             implements Effect {}
 
-    /** The reply to an acquire or a check. Without an error the lease is held. */
+    /** The reply to an acquire. Without an error the lease is held. */
     static final class Reply implements Effect {
         final String error;
         String reply, sqlstate, advice, holder, waitsFor;
@@ -333,7 +333,7 @@ final class LeaseStates {
     private int lastCall, lastConnection, beatsInARow;
     private boolean inOutage, isLossLogged, hasClosed;
     private long now, closedAt = NEVER;
-    private List<Effect> effects;
+    List<Effect> effects;
 
     /** The lines of the log, each with the number of leases that it is about. */
     private Map<Log, Integer> logs;
@@ -419,19 +419,6 @@ final class LeaseStates {
     /** A guard was refused: the next renewal shows whether the leases are lost. */
     void suspect(List<String> keys) {
         known(keys).stream().filter(LeaseState::isLive).forEach(lease -> lease.dueAt = now);
-    }
-
-    Reply check(String key) {
-        LeaseState lease = leases.get(key);
-        Reply reply = new Reply(lease != null && lease.isHeld() ? null : "LeaseLost");
-        reply.reply = key;
-        if (reply.error != null) {
-            boolean isLost = lease != null && lease.state == State.LOST;
-            reply.reason = isLost ? lease.reason : RELEASED;
-            reply.advice = isLost ? lease.advice : null;
-        }
-        effects.add(reply);
-        return reply;
     }
 
     void close() {
