@@ -160,14 +160,19 @@ final class LeaseStates {
         RELEASED
     }
 
-    /** A connection, and the errors in a row on it. If it is closing, it ends after its call. */
+    /**
+     * A connection, the call on it, and the errors in a row on it. Without an owner it is closed
+     * after its call.
+     */
     private static final class ConnectionState {
         final int number;
+        Sender owner;
+        Call call;
         int errors;
-        boolean isClosing, hasEnded;
 
-        ConnectionState(int number) {
+        ConnectionState(int number, Sender owner) {
             this.number = number;
+            this.owner = owner;
         }
     }
 
@@ -287,7 +292,7 @@ final class LeaseStates {
 
         /** Returns true if the connection that has acquired it confirms it. */
         private boolean confirmsSeparately() {
-            return state == State.CONFIRMING && isOpen(connection);
+            return state == State.CONFIRMING && connection != null;
         }
 
         /**
@@ -445,9 +450,7 @@ final class LeaseStates {
         endCall(call);
         inOutage = isLossLogged = false;
         call.connectionState.errors = 0;
-        if (call.connectionState.isClosing) {
-            hangUp(call.connectionState);
-        }
+        closeIfUnused(call.connectionState);
         switch (call.verb) {
             case "acquire" -> acquireAnswered(call, call.leases.get(0), answer);
             case "undo" -> undoAnswered(call.leases.get(0), answer.number);
@@ -470,10 +473,9 @@ final class LeaseStates {
 
     void disconnected(int number) {
         ConnectionState connection = connections.get(number);
-        List.copyOf(calls.values()).stream()
-                .filter(call -> call.connectionState == connection)
-                .forEach(call -> callFailed(call, "ended", true));
-        if (isOpen(connection)) {
+        if (connection != null && connection.call != null) {
+            callFailed(connection.call, "ended", true);
+        } else if (connection != null) {
             forgetConnection(connection);
         }
     }
@@ -652,13 +654,14 @@ final class LeaseStates {
 
     /** Sends a call on its owner's connection, which is opened if there is none. */
     private void sendCall(Call call, Sender owner) {
-        call.open = !isOpen(owner.connection);
+        call.open = owner.connection == null;
         if (call.open) {
-            owner.connection = new ConnectionState(++lastConnection);
+            owner.connection = new ConnectionState(++lastConnection, owner);
             connections.put(lastConnection, owner.connection);
         }
         call.number = ++lastCall;
         call.connectionState = owner.connection;
+        call.connectionState.call = call;
         call.connection = owner.connection.number;
         call.until = now + max(call.limit, SHORTEST_OPENING);
         if (!call.open) {
@@ -715,6 +718,7 @@ final class LeaseStates {
 
     private void endCall(Call call) {
         calls.remove(call.number);
+        call.connectionState.call = null;
         call.senders.stream()
                 .filter(sender -> sender.call == call)
                 .forEach(sender -> sender.call = null);
@@ -732,7 +736,7 @@ final class LeaseStates {
             connection.errors++;
         }
         // After a second error in a row the next call opens another connection.
-        if (isUseless || connection.errors > 1 || connection.isClosing) {
+        if (isUseless || connection.errors > 1 || connection.owner == null) {
             effects.add(new Cut(connection.number));
             forgetConnection(connection);
         }
@@ -744,41 +748,35 @@ final class LeaseStates {
         }
     }
 
-    private static boolean isOpen(ConnectionState connection) {
-        return connection != null && !connection.hasEnded;
-    }
-
     /** Forgets a connection that has ended. The session lease on it is lost. */
     private void forgetConnection(ConnectionState connection) {
-        connection.hasEnded = true;
         connections.remove(connection.number);
-        all().stream()
-                .filter(lease -> lease.options.session && lease.isLive())
-                .filter(lease -> !isOpen(lease.connection))
-                .forEach(lease -> markLost(lease, SESSION, List.of()));
-    }
-
-    /** Closes the connection of a sender that needs it no more, after the call on it. */
-    private void closeConnection(Sender owner) {
-        ConnectionState connection = owner.connection;
-        owner.connection = null;
-        if (!isOpen(connection)) {
+        if (connection.owner == null) {
             return;
         }
-        connection.isClosing = isBusy(connection);
-        if (!connection.isClosing) {
-            hangUp(connection);
+        connection.owner.connection = null;
+        if (connection.owner instanceof LeaseState lease
+                && lease.options.session
+                && lease.isLive()) {
+            markLost(lease, SESSION, List.of());
         }
     }
 
-    private boolean isBusy(ConnectionState connection) {
-        return calls.values().stream().anyMatch(call -> call.connectionState == connection);
+    /** Takes the connection from its owner, and closes it after its call. */
+    private void dropConnection(Sender owner) {
+        ConnectionState connection = owner.connection;
+        if (connection != null) {
+            owner.connection = null;
+            connection.owner = null;
+            closeIfUnused(connection);
+        }
     }
 
-    private void hangUp(ConnectionState connection) {
-        effects.add(new HangUp(connection.number));
-        connection.hasEnded = true;
-        connections.remove(connection.number);
+    private void closeIfUnused(ConnectionState connection) {
+        if (connection.owner == null && connection.call == null) {
+            effects.add(new HangUp(connection.number));
+            connections.remove(connection.number);
+        }
     }
 
     /** Closes the shared connection after the last lease, and reports the end of `close`. */
@@ -788,10 +786,10 @@ final class LeaseStates {
         if (isIdle && closedAt < NEVER && !hasClosed) {
             hasClosed = true;
             undos.clear();
-            List.copyOf(connections.values()).forEach(this::hangUp);
+            List.copyOf(connections.values()).forEach(one -> dropConnection(one.owner));
             effects.add(new Closed(true));
         } else if (isIdle && undos.isEmpty()) {
-            closeConnection(shared);
+            dropConnection(shared);
         }
     }
 
@@ -868,7 +866,7 @@ final class LeaseStates {
         lease.state = State.HELD;
         lease.hasUncommittedRelease = false;
         if (isConfirmed && !lease.options.session) {
-            closeConnection(lease);
+            dropConnection(lease);
         }
         emit(isConfirmed ? "acquired" : "renewed", lease);
         replyToAcquire(lease);
@@ -1002,7 +1000,7 @@ final class LeaseStates {
             return;
         }
         if (lease.state == State.ACQUIRING || !lease.options.session) {
-            closeConnection(lease);
+            dropConnection(lease);
         }
         if (lease.doubt != null && lease.options.isHolderUnique && !hasClosed) {
             lease.dueAt = now;
@@ -1077,7 +1075,7 @@ final class LeaseStates {
 
     private void endUndo(LeaseState lease) {
         undos.remove(lease);
-        closeConnection(lease);
+        dropConnection(lease);
     }
 
     // Releases.
@@ -1090,7 +1088,7 @@ final class LeaseStates {
         lease.isInDoubt = isInDoubt || lease.hasUncommittedRelease || lease.isInTransaction();
         lease.isAlone = lease.isInDoubt;
         if (!lease.options.session) {
-            closeConnection(lease);
+            dropConnection(lease);
         }
         lease.state = lease.state == State.LOST ? State.LOST : State.RELEASING;
         releases.add(lease);
@@ -1117,14 +1115,14 @@ final class LeaseStates {
         releases.addAll(joined);
         // Without a shared connection a session lease is released on its own, unless a renewal
         // that confirms the lease is under way there.
-        boolean hasOwn = first.options.session && joined.size() == 1 && isOpen(first.connection);
-        boolean isOnOwn = hasOwn && !isBusy(first.connection) && !isOpen(shared.connection);
+        boolean hasOwn = first.connection != null && first.connection.call == null;
+        boolean isOnOwn = hasOwn && shared.connection == null && joined.size() == 1;
         long limit = min(limit(NEVER), ownLimit(smallestTtl(joined)));
         sendCall(new Call("release", joined, limit), isOnOwn ? first : shared);
     }
 
     private void releaseAnswered(LeaseState lease, List<Outcome> outcomes) {
-        boolean hasSession = !lease.options.session || isOpen(lease.connection);
+        boolean hasSession = !lease.options.session || lease.connection != null;
         boolean isKnown = !lease.isInDoubt && lease.table == null && hasSession;
         boolean isGone = isAny(outcomes, "lost") && now < lease.deadline;
         if (lease.state != State.LOST && isGone && isKnown) {
@@ -1141,7 +1139,7 @@ final class LeaseStates {
     private void endRelease(LeaseState lease, Reason reason) {
         releases.remove(lease);
         if (lease.state == State.LOST) {
-            closeConnection(lease);
+            dropConnection(lease);
         } else {
             if (reason != null) {
                 log("not released", null);
@@ -1190,7 +1188,7 @@ final class LeaseStates {
     private void releaseAfterLoss(LeaseState lease) {
         leases.remove(lease.key);
         if (lease.unreleased.isEmpty() || hasClosed) {
-            closeConnection(lease);
+            dropConnection(lease);
         } else {
             queueRelease(lease, false);
         }
@@ -1200,7 +1198,7 @@ final class LeaseStates {
         lease.state = State.RELEASED;
         lease.reason = reason;
         leases.remove(lease.key);
-        closeConnection(lease);
+        dropConnection(lease);
         if (lease.isReported) {
             emit("released", lease);
         }
