@@ -91,11 +91,12 @@ final class Vectors {
                 () -> {
                     String key = text(args, "key"), id = text(args, "id");
                     switch (what) {
-                        case "acquire" -> states.acquire(id, strings(args, "names"), options(args));
+                        case "acquire" ->
+                                states.acquire(id, strings(args, "names"), options(args), null, 0);
                         case "keep_row" ->
-                                states.keepRow(
+                                states.acquire(
                                         id,
-                                        key,
+                                        List.of(key),
                                         options(args),
                                         text(args, "table"),
                                         number(args, "token", 0));

@@ -422,20 +422,18 @@ final class Heartbeat {
     /** Acquires a lease. Returns null if {@code stop} ends the wait. */
     Lease acquire(List<String> names, Options options, CountDownLatch stop)
             throws SQLException, InterruptedException {
-        Acquire acquire = new Acquire(names, null);
-        return awaitReply(acquire, stop, (states, id) -> states.acquire(id, names, options));
+        return acquire(new Acquire(names, null), names, options, 0, stop);
     }
 
     Lease keepRow(Statements.Table table, String row, long token, Options options)
             throws SQLException, InterruptedException {
         Acquire acquire = new Acquire(List.of(table.name(), row), table);
-        return awaitReply(
-                acquire, NO_STOP, (states, id) -> states.keepRow(id, row, options, table, token));
+        return acquire(acquire, List.of(row), options, token, NO_STOP);
     }
 
     /** Begins an acquire and waits for its reply. Giving up does not wait for a call. */
-    private Lease awaitReply(
-            Acquire acquire, CountDownLatch stop, BiConsumer<LeaseStates, String> begin)
+    private Lease acquire(
+            Acquire acquire, List<String> names, Options options, long token, CountDownLatch stop)
             throws SQLException, InterruptedException {
         if (Thread.interrupted()) {
             throw new InterruptedException();
@@ -451,7 +449,7 @@ final class Heartbeat {
             }
             id = String.valueOf(++lastId);
             acquires.put(id, acquire);
-            decide(0, states -> begin.accept(states, id));
+            decide(0, states -> states.acquire(id, names, options, acquire.table, token));
         }
         startNotifications();
         Reply reply = null;

@@ -349,26 +349,17 @@ final class LeaseStates {
 
     // Inputs from the program. Each is passed to `step`.
 
-    void acquire(String id, List<String> names, Options options) {
-        request(id, names, options, null);
-    }
-
-    /** The program has claimed the row at an unknown time, so a renewal confirms it first. */
-    void keepRow(String id, String row, Options options, Object table, long token) {
-        LeaseState lease = request(id, List.of(row), options, table);
-        if (!lease.hasReply) {
-            granted(lease, token, now - lease.ttl);
-        }
-    }
-
-    private LeaseState request(String id, List<String> names, Options options, Object table) {
+    /** Acquires a lease, or keeps the row of a table, which the program has claimed. */
+    void acquire(String id, List<String> names, Options options, Object table, long token) {
         LeaseState lease = new LeaseState(id, names, options, table, now);
         requests.put(id, lease);
         leases.put(id, lease);
         if (closedAt < NEVER) {
             reply(lease, new Reply("Closed"));
+        } else if (table != null) {
+            // It was claimed at an unknown time, so a renewal confirms it first.
+            granted(lease, token, now - lease.ttl);
         }
-        return lease;
     }
 
     void giveUp(String id) {
