@@ -226,26 +226,43 @@ pub enum Effect {
 #[derive(Clone, Copy, Default, PartialEq)]
 enum State {
     #[default]
+    Acquiring,
     Confirming,
     Held,
     Lost(Reason),
 }
 
-/// One lease, from its grant until it is lost, or its release is queued.
+/// One lease, from its acquire until it is lost, or its release is queued. A separate connection may
+/// acquire and confirm it. A session lease keeps that connection, and ends with it.
 #[derive(Default)]
 struct LeaseState {
     id: Id,
     options: Arc<Options>,
-    token: i64,
     state: State,
+    /// True while an acquire or a renewal has no answer.
+    is_calling: bool,
+
+    // Used until the grant.
+    requested_at: i64,
+    /// The end of `wait`.
+    until: i64,
+    /// The time of the next call, and the number of failed calls so far.
+    due_at: i64,
+    tries: u32,
+    /// True once the acquire has its reply.
+    has_reply: bool,
+    /// True while it waits for the end of an outage.
+    in_outage: bool,
+    doubt: Option<Doubt>,
+
+    // Used after the grant.
+    token: i64,
     /// True if another role has acquired the lease, which the server therefore refuses to renew.
     is_other_role: bool,
     deadline: i64,
     beat_at: i64,
     /// When `at_most` is over, and the lease is lost.
     ends_at: i64,
-    /// True while a renewal has no answer.
-    is_calling: bool,
     /// The number of last transactions under way.
     last_transactions: u32,
     /// The number of the worker's transactions that have locked the row.
@@ -265,6 +282,19 @@ impl LeaseState {
 
     fn is_live(&self) -> bool {
         matches!(self.state, State::Confirming | State::Held)
+    }
+
+    fn is_lost(&self) -> bool {
+        matches!(self.state, State::Lost(_))
+    }
+
+    /// True if it waits to send its next acquire.
+    fn is_queued(&self) -> bool {
+        self.state == State::Acquiring && !self.has_reply && !self.is_calling
+    }
+
+    fn is_acquire_due(&self, now: i64) -> bool {
+        self.is_queued() && self.due_at <= now
     }
 
     fn in_transaction(&self) -> bool {
@@ -296,6 +326,10 @@ impl LeaseState {
 
     /// The time of the lease's next step by the clock. `is_free`: its connection has no call.
     fn wake(&self, is_free: bool) -> i64 {
+        if self.is_queued() {
+            let due_at = if is_free { self.due_at } else { NEVER };
+            return due_at.min(self.until + QUEUE_TIMEOUT);
+        }
         let deadline = if self.row_locks == 0 { self.deadline } else { NEVER };
         let beat_at = if is_free && !self.is_busy() { self.beat_at } else { NEVER };
         self.ends_at.min(deadline).min(beat_at)
@@ -314,51 +348,11 @@ impl LeaseState {
     }
 }
 
-/// An acquire, until it has its reply and its last call has ended.
-#[derive(Default)]
-struct Request {
-    options: Arc<Options>,
-    requested_at: i64,
-    /// The end of `wait`.
-    until: i64,
-    /// The time of the next call, and the number of failed calls so far.
-    due_at: i64,
-    tries: u32,
-    /// True while a call has no answer.
-    is_calling: bool,
-    /// True while it waits for the end of an outage.
-    in_outage: bool,
-    /// True once it has its reply.
-    has_ended: bool,
-    is_granted: bool,
-    doubt: Option<Doubt>,
-}
-
 /// A call was sent and got no answer: the server may carry it out until then.
 #[derive(Clone, Copy, Default)]
 struct Doubt {
     sent: i64,
     until: i64,
-}
-
-impl Request {
-    /// True if it waits to send its next acquire.
-    fn is_queued(&self) -> bool {
-        !self.has_ended && !self.is_calling && !self.is_granted
-    }
-
-    /// The time of its next step by the clock. `is_free`: the shared connection has no call.
-    fn wake(&self, is_free: bool) -> i64 {
-        if self.options.acquires_separately() || is_free {
-            self.due_at.min(self.until + QUEUE_TIMEOUT)
-        } else {
-            self.until + QUEUE_TIMEOUT
-        }
-    }
-
-    fn is_due(&self, now: i64) -> bool {
-        self.is_queued() && self.due_at <= now
-    }
 }
 
 /// Releases what the server may have granted to an acquire that got no answer.
@@ -417,7 +411,6 @@ struct PendingCall {
 #[derive(Clone, Copy, PartialEq)]
 enum Owner {
     Shared,
-    Request(Id),
     Lease(Id),
     Undo(u64),
 }
@@ -441,7 +434,6 @@ pub struct LeaseStates {
     /// The number of leases that this input has ended, by reason, for the log.
     logs: Vec<(Option<Reason>, usize)>,
     leases: BTreeMap<Id, LeaseState>,
-    requests: BTreeMap<Id, Request>,
     undos: BTreeMap<u64, Undo>,
     releases: BTreeMap<u64, Release>,
     calls: BTreeMap<u64, PendingCall>,
@@ -469,10 +461,17 @@ impl LeaseStates {
     pub fn acquire(&mut self, id: Id, options: Arc<Options>) {
         let (now, is_row) = (self.now, options.table.is_some());
         let (token, claimed_at) = (options.token, now - options.ttl);
-        let until = now + options.wait;
-        let request =
-            Request { options, requested_at: now, until, due_at: now, ..Request::default() };
-        self.requests.insert(id, request);
+        let lease = LeaseState {
+            id,
+            requested_at: now,
+            until: now + options.wait,
+            due_at: now,
+            options,
+            ends_at: NEVER,
+            is_renewal_answered: true,
+            ..LeaseState::default()
+        };
+        self.leases.insert(id, lease);
         if self.closed_at.is_some() {
             self.reply(id, Some(Denial::Closed), None);
         } else if is_row {
@@ -489,7 +488,7 @@ impl LeaseStates {
         let Some(lease) = self.leases.get(&id) else { return };
         if lease.is_held() {
             self.queue_release(id, false);
-        } else if !lease.is_live() {
+        } else if lease.is_lost() {
             self.release_after_loss(id);
         }
     }
@@ -538,7 +537,7 @@ impl LeaseStates {
 
     pub fn close(&mut self) {
         self.closed_at.get_or_insert(self.now);
-        for id in keys(&self.requests, |_| true) {
+        for id in keys(&self.leases, |lease| !lease.has_reply) {
             self.reply(id, Some(Denial::Closed), None);
         }
         for id in keys(&self.leases, LeaseState::is_held) {
@@ -670,15 +669,17 @@ impl LeaseStates {
     /// The latest time of the next step, or `NEVER` if there is nothing to do.
     pub fn wake(&self, now: i64) -> i64 {
         let is_free = self.shared_call.is_none();
-        let live = self.leases.values().filter(|lease| lease.is_live());
-        let leases = live.map(|lease| lease.wake(is_free || self.confirms_separately(lease)));
-        let queued = self.requests.values().filter(|request| request.is_queued());
-        let requests = queued.map(|request| request.wake(is_free));
+        let separate = |lease: &LeaseState| {
+            lease.is_queued() && lease.options.acquires_separately()
+                || self.confirms_separately(lease)
+        };
+        let leases = self.leases.values().filter(|lease| lease.is_live() || lease.is_queued());
+        let leases = leases.map(|lease| lease.wake(is_free || separate(lease)));
         let releases = self.releases.values().map(|release| release.wake(is_free));
         let undos = self.undos.values().filter(|undo| !undo.is_calling).map(|undo| undo.due_at);
         let calls = self.calls.values().map(|pending| pending.until);
         let close = self.closed_at.filter(|_| !self.has_closed).map(|at| at + CLOSE_TIMEOUT);
-        let all = leases.chain(requests).chain(releases).chain(undos).chain(calls).chain(close);
+        let all = leases.chain(releases).chain(undos).chain(calls).chain(close);
         all.min().map_or(NEVER, |next| next.min(now + CHECK_INTERVAL).max(now))
     }
 
@@ -712,10 +713,9 @@ impl LeaseStates {
         for number in keys(&self.releases, has_ended) {
             self.abandon_release(number);
         }
-        for id in keys(&self.requests, Request::is_queued) {
-            if now >= self.requests[&id].until + QUEUE_TIMEOUT {
-                self.reply(id, Some(Denial::Failed(ErrorType::NoConnection)), None);
-            }
+        let is_overdue = |lease: &LeaseState| now >= lease.until + QUEUE_TIMEOUT;
+        for id in keys(&self.leases, |lease| lease.is_queued() && is_overdue(lease)) {
+            self.reply(id, Some(Denial::Failed(ErrorType::NoConnection)), None);
         }
     }
 
@@ -723,8 +723,8 @@ impl LeaseStates {
 
     fn send_due_calls(&mut self) {
         let now = self.now;
-        let is_due = |request: &Request| request.is_due(now);
-        for id in keys(&self.requests, |one| one.options.acquires_separately() && is_due(one)) {
+        let is_due = |lease: &LeaseState| lease.is_acquire_due(now);
+        for id in keys(&self.leases, |one| one.options.acquires_separately() && is_due(one)) {
             self.send_acquire(id);
         }
         for number in keys(&self.undos, |undo| !undo.is_calling && undo.due_at <= now) {
@@ -751,8 +751,8 @@ impl LeaseStates {
         let first = due.min_by_key(|lease| lease.beat_at);
         let due = keys(&self.releases, |release| release.is_due(now));
         let release = due.first().copied();
-        let is_shared = |request: &Request| !request.options.acquires_separately();
-        let due = keys(&self.requests, |request| is_shared(request) && request.is_due(now));
+        let is_shared = |lease: &LeaseState| !lease.options.acquires_separately();
+        let due = keys(&self.leases, |lease| is_shared(lease) && lease.is_acquire_due(now));
         let request = due.first().copied();
         // Heartbeats go first, but after two in a row another call has its turn.
         let is_others_turn =
@@ -859,7 +859,7 @@ impl LeaseStates {
         self.shared_call.take_if(|shared_call| *shared_call == number);
         match &ended.call.operation {
             Operation::Acquire { id, .. } => {
-                update(&mut self.requests, [*id], |request| request.is_calling = false);
+                update(&mut self.leases, [*id], |lease| lease.is_calling = false);
             }
             Operation::Keep(leases) => {
                 let ids = leases.iter().map(|(id, _)| *id);
@@ -905,8 +905,8 @@ impl LeaseStates {
 
     /// Closes the shared connection after the last lease, and reports the end of `close`.
     fn end_if_idle(&mut self) {
-        let is_idle = self.calls.is_empty() && self.releases.is_empty() && self.requests.is_empty();
-        if !is_idle || self.leases.values().any(LeaseState::is_live) {
+        let is_idle = self.calls.is_empty() && self.releases.is_empty();
+        if !is_idle || !self.leases.values().all(LeaseState::is_lost) {
             return;
         }
         if self.closed_at.is_some() && !self.has_closed {
@@ -1020,17 +1020,17 @@ impl LeaseStates {
 
     fn send_acquire(&mut self, id: Id) {
         let (limit_of_all, now) = (self.limit(), self.now);
-        let Some(request) = self.requests.get_mut(&id) else { return };
-        request.is_calling = true;
-        let (options, mut wait) = (request.options.clone(), 0);
-        let (mut owner, mut limit) = (Owner::Request(id), own_limit(options.ttl));
+        let Some(lease) = self.leases.get_mut(&id) else { return };
+        lease.is_calling = true;
+        let (options, mut wait) = (lease.options.clone(), 0);
+        let (mut owner, mut limit) = (Owner::Lease(id), own_limit(options.ttl));
         if !options.acquires_separately() {
             (owner, limit) = (Owner::Shared, limit.min(limit_of_all));
         } else if options.has_one_name() {
             // The snapshot of a longer wait would hold back vacuum.
-            wait = (request.until - now).clamp(0, WAIT_PORTION);
+            wait = (lease.until - now).clamp(0, WAIT_PORTION);
         }
-        let reclaim = options.reclaim || request.doubt.is_some() && options.may_reclaim();
+        let reclaim = options.reclaim || lease.doubt.is_some() && options.may_reclaim();
         let pairs = Pairs { names: options.names.clone(), ..Pairs::default() };
         let operation = Operation::Acquire { id, options, reclaim, wait };
         self.send_call(owner, limit + wait, pairs, operation);
@@ -1038,36 +1038,18 @@ impl LeaseStates {
 
     fn granted(&mut self, id: Id, token: i64, sent: i64) {
         let now = self.now;
-        let Some(request) = self.requests.get_mut(&id) else { return };
-        (request.doubt, request.is_granted, request.in_outage) = (None, true, false);
-        let (is_given_up, options) = (request.has_ended, request.options.clone());
-        let (ttl, is_session) = (options.ttl, options.is_session);
-        let first_beat = sent + ttl / i64::from(BEATS_PER_TTL);
-        let is_early = now < first_beat;
+        let Some(lease) = self.leases.get_mut(&id) else { return };
+        (lease.token, lease.state) = (token, State::Confirming);
+        (lease.doubt, lease.in_outage) = (None, false);
+        let ttl = lease.options.ttl;
         // If the answer was late, a renewal on the same connection confirms the lease, and until
         // then it may last no longer than a ttl from now.
-        let (deadline, beat_at) =
-            if is_early { (sent + window(ttl), first_beat) } else { (now + ttl, now) };
-        let lease = LeaseState {
-            id,
-            options,
-            token,
-            deadline,
-            beat_at,
-            ends_at: NEVER,
-            is_renewal_answered: true,
-            ..LeaseState::default()
-        };
-        self.leases.insert(id, lease);
-        if is_session || !is_given_up && !is_early {
-            let number = self.connection_of(Owner::Request(id)).into_iter();
-            let owner = Some(Owner::Lease(id));
-            update(&mut self.connections, number, |connection| connection.owner = owner);
-        }
-        if is_given_up {
+        (lease.deadline, lease.beat_at) = (now + ttl, now);
+        let first_beat = sent + ttl / i64::from(BEATS_PER_TTL);
+        if lease.has_reply {
             self.queue_release(id, false);
-            self.forget_request(id);
-        } else if is_early {
+        } else if now < first_beat {
+            (lease.deadline, lease.beat_at) = (sent + window(ttl), first_beat);
             self.acquired(id);
         }
     }
@@ -1082,23 +1064,23 @@ impl LeaseStates {
 
     fn taken(&mut self, id: Id, sent: i64, holder: String, remaining: i64, state: &str) {
         let now = self.now;
-        let Some(request) = self.requests.get_mut(&id) else { return };
-        request.in_outage = false;
+        let Some(lease) = self.leases.get_mut(&id) else { return };
+        lease.in_outage = false;
         // The lease may be taken by its own first call, whose answer was lost: that call is not
         // committed yet.
-        let own_doubt = request.doubt.filter(|_| holder == request.options.holder);
+        let own_doubt = lease.doubt.filter(|_| holder == lease.options.holder);
         if own_doubt.is_none() {
-            request.doubt.take_if(|doubt| now >= doubt.until);
+            lease.doubt.take_if(|doubt| now >= doubt.until);
         }
-        let until = own_doubt.map_or(request.until, |doubt| request.until.max(doubt.until));
-        if request.has_ended {
-            self.forget_request(id);
+        let until = own_doubt.map_or(lease.until, |doubt| lease.until.max(doubt.until));
+        if lease.has_reply {
+            self.end_acquire(id);
         } else if now < until {
-            let options = &request.options;
+            let options = &lease.options;
             let waits_in_server = options.acquires_separately() && options.has_one_name();
             let is_portion = waits_in_server && own_doubt.is_none();
             let again = if is_portion { sent + PORTION_INTERVAL } else { now + RETRY_INTERVAL };
-            request.due_at = again.max(now).min(until);
+            lease.due_at = again.max(now).min(until);
         } else if own_doubt.is_some() {
             self.reply(id, Some(Denial::Failed(ErrorType::NoAnswer)), None);
         } else {
@@ -1114,65 +1096,70 @@ impl LeaseStates {
 
     /// Replies to an acquire, once. A grant that is not confirmed, or in doubt, is released.
     fn reply(&mut self, id: Id, denial: Option<Denial>, sqlstate: Option<String>) {
-        let waiting = self.requests.get_mut(&id).filter(|request| !request.has_ended);
-        let Some(request) = waiting else { return };
-        request.has_ended = true;
+        let waiting = self.leases.get_mut(&id).filter(|lease| !lease.has_reply);
+        let Some(lease) = waiting else { return };
+        lease.has_reply = true;
         let may_doubt = !matches!(denial, None | Some(Denial::LeaseTaken { .. }));
-        let in_doubt = may_doubt && request.doubt.is_some();
-        let is_denied = denial.is_some();
+        let in_doubt = may_doubt && lease.doubt.is_some();
+        let is_released = denial.is_some() && lease.is_live();
         self.effects.push(Effect::Reply { id, denial, sqlstate, in_doubt });
-        if is_denied && self.leases.get(&id).is_some_and(LeaseState::is_live) {
+        if is_released {
             self.queue_release(id, false);
         }
-        self.forget_request(id);
+        self.end_acquire(id);
     }
 
-    /// Forgets an acquire that has its reply, unless its last call is still under way.
-    fn forget_request(&mut self, id: Id) {
-        let may_forget = |request: &&Request| request.has_ended && !request.is_calling;
-        let Some(request) = self.requests.get(&id).filter(may_forget) else { return };
-        if let Some(doubt) = request.doubt {
-            let options = request.options.clone();
+    /// Ends an acquire that has its reply, unless its last call is still under way.
+    fn end_acquire(&mut self, id: Id) {
+        let ended = self.leases.get(&id).filter(|lease| !lease.is_calling);
+        let Some(LeaseState { options, state, doubt, .. }) = ended else { return };
+        let (options, is_acquiring, doubt) = (options.clone(), *state == State::Acquiring, *doubt);
+        let keeps_connection = options.is_session && !is_acquiring;
+        if let Some(doubt) = doubt {
             self.queue_undo(options, doubt);
         }
-        self.requests.remove(&id);
-        self.close_connection(Owner::Request(id));
+        if is_acquiring {
+            self.leases.remove(&id);
+        }
+        if !keeps_connection {
+            self.close_connection(Owner::Lease(id));
+        }
     }
 
     fn acquire_failed(&mut self, id: Id, sent: Option<i64>, limit: i64, code: &str) {
         let now = self.now;
-        let ttl = self.requests.get(&id).map_or(0, |request| request.options.ttl);
+        let ttl = self.leases.get(&id).map_or(0, |lease| lease.options.ttl);
         let retry_time = self.retry_time(ttl);
-        let is_waiting = |request: &Request| request.in_outage && !request.has_ended;
-        let is_logged = self.requests.values().any(is_waiting);
-        let Some(request) = self.requests.get_mut(&id) else { return };
-        if let Some(sent) = sent.filter(|_| leaves_doubt(code) && !request.options.is_session) {
-            request.doubt = Some(Doubt { sent, until: sent + limit });
+        let is_waiting = |lease: &LeaseState| lease.in_outage && !lease.has_reply;
+        let is_logged = self.leases.values().any(is_waiting);
+        let Some(lease) = self.leases.get_mut(&id) else { return };
+        if let Some(sent) = sent.filter(|_| leaves_doubt(code) && !lease.options.is_session) {
+            lease.doubt = Some(Doubt { sent, until: sent + limit });
         }
-        if request.has_ended {
-            return self.forget_request(id);
+        if lease.has_reply {
+            return self.end_acquire(id);
         }
-        request.tries += u32::from(code != "unsent");
-        let (mut until, mut longest) = (request.until, longest_backoff(ttl));
+        lease.tries += u32::from(code != "unsent");
+        let (mut until, mut longest) = (lease.until, longest_backoff(ttl));
         let (is_conflict, is_outage) = (is_conflict(code), is_connection_error(code));
         if is_conflict {
-            (until, longest) = (until.max(request.requested_at + retry_time), RETRY_INTERVAL);
+            (until, longest) = (until.max(lease.requested_at + retry_time), RETRY_INTERVAL);
         }
         // A retry in doubt reclaims, so it must not take over the grant of another client.
-        let may_retry = request.doubt.is_none() || request.options.may_reclaim();
-        let is_first_doubt = request.doubt.is_some() && may_retry && request.tries == 1;
+        let may_retry = lease.doubt.is_none() || lease.options.may_reclaim();
+        let is_first_doubt = lease.doubt.is_some() && may_retry && lease.tries == 1;
         if code == "unsent" || is_first_doubt && is_outage {
-            request.due_at = now;
+            lease.due_at = now;
         } else if !(is_conflict || is_outage) || !may_retry || now >= until {
-            let denial = denial(code, sent.is_none() && request.doubt.is_none());
+            let denial = denial(code, sent.is_none() && lease.doubt.is_none());
             // The codes in lower case are the client's own.
             let is_sqlstate = code.len() == 5 && code.to_uppercase() == code;
             self.reply(id, Some(denial), is_sqlstate.then(|| code.to_owned()));
         } else {
-            let pause = jittered(backoff(request.tries, longest), self.jitter);
-            request.due_at = now + pause.min(until - now);
+            let pause = jittered(backoff(lease.tries, longest), self.jitter);
+            lease.due_at = now + pause.min(until - now);
             if is_outage {
-                request.in_outage = true;
+                lease.in_outage = true;
                 // One line of the log for an outage, however many acquires wait for its end.
                 if !is_logged {
                     self.effects.push(Effect::NotAcquired(id, code.to_owned()));
@@ -1350,7 +1337,8 @@ impl LeaseStates {
             self.log_end(Some(reason));
         } else {
             self.release_after_loss(id);
-            self.reply(id, Some(Denial::LeaseLost { reason, is_other_role }), None);
+            let denial = Some(Denial::LeaseLost { reason, is_other_role });
+            self.effects.push(Effect::Reply { id, denial, sqlstate: None, in_doubt: false });
         }
     }
 
