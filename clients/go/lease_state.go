@@ -501,7 +501,7 @@ func (s *leaseStates) endByClock(answerTo int) {
 			s.markLost(l, ReasonDeadline, unreleased)
 		}
 	}
-	isLate := !s.hasClosed && s.now >= s.closedAt+closeTimeout
+	isLate := s.now >= s.closedAt+closeTimeout
 	for _, c := range s.calls {
 		if isLate || c.Call != answerTo && c.until <= s.now {
 			s.callFailed(c, "no answer", true)

@@ -697,8 +697,7 @@ impl LeaseStates {
                 self.mark_lost(id, Reason::Deadline, unreleased);
             }
         }
-        let is_late =
-            !self.has_closed && self.closed_at.is_some_and(|at| now >= at + CLOSE_TIMEOUT);
+        let is_late = self.closed_at.is_some_and(|at| now >= at + CLOSE_TIMEOUT);
         let has_ended = |pending: &PendingCall| {
             pending.call.number != answer_to && pending.until <= now || is_late
         };
@@ -1030,7 +1029,7 @@ impl LeaseStates {
             // The snapshot of a longer wait would hold back vacuum.
             wait = (lease.until - now).clamp(0, WAIT_PORTION);
         }
-        let reclaim = options.reclaim || lease.doubt.is_some() && options.may_reclaim();
+        let reclaim = options.reclaim || lease.doubt.is_some();
         let pairs = Pairs { names: options.names.clone(), ..Pairs::default() };
         let operation = Operation::Acquire { id, options, reclaim, wait };
         self.send_call(owner, limit + wait, pairs, operation);
@@ -1139,7 +1138,11 @@ impl LeaseStates {
         if lease.has_reply {
             return self.end_acquire(id);
         }
-        lease.tries += u32::from(code != "unsent");
+        if code == "unsent" {
+            // The lease is still due, and is sent on another connection.
+            return;
+        }
+        lease.tries += 1;
         let (mut until, mut longest) = (lease.until, longest_backoff(ttl));
         let (is_conflict, is_outage) = (is_conflict(code), is_connection_error(code));
         if is_conflict {
@@ -1147,10 +1150,10 @@ impl LeaseStates {
         }
         // A retry in doubt reclaims, so it must not take over the grant of another client.
         let may_retry = lease.doubt.is_none() || lease.options.may_reclaim();
-        let is_first_doubt = lease.doubt.is_some() && may_retry && lease.tries == 1;
-        if code == "unsent" || is_first_doubt && is_outage {
-            lease.due_at = now;
-        } else if !(is_conflict || is_outage) || !may_retry || now >= until {
+        if lease.doubt.is_some() && may_retry && lease.tries == 1 && is_outage {
+            return;
+        }
+        if !(is_conflict || is_outage) || !may_retry || now >= until {
             let denial = denial(code, sent.is_none() && lease.doubt.is_none());
             // The codes in lower case are the client's own.
             let is_sqlstate = code.len() == 5 && code.to_uppercase() == code;
@@ -1170,7 +1173,7 @@ impl LeaseStates {
 
     /// Queues the release of a grant in doubt, if no other client can have the same holder.
     fn queue_undo(&mut self, options: Arc<Options>, doubt: Doubt) {
-        if options.is_named || self.has_closed {
+        if options.is_named {
             return;
         }
         self.last_number += 1;

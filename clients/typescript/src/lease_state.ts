@@ -339,9 +339,7 @@ export class LeaseStates implements Sender {
   /** The connection of a call with `open` is established, and the call is sent next. */
   sent(number: number): void {
     const call = this.#calls.get(number);
-    if (!call || call.sent !== undefined) return;
-    [call.sent, call.until] = [this.#now, this.#now + call.limit];
-    this.#markSent(call);
+    if (call && call.sent === undefined) this.#markSent(call);
   }
 
   /** The answer of an acquire without a grant is `taken`. */
@@ -451,7 +449,7 @@ export class LeaseStates implements Sender {
         this.#markLost(lease, "deadline", lease.isRenewalAnswered ? [] : lease.names);
       }
     }
-    const isLate = !this.#hasClosed && now >= this.#closedAt + CLOSE_TIMEOUT;
+    const isLate = now >= this.#closedAt + CLOSE_TIMEOUT;
     for (const call of [...this.#calls.values()]) {
       const isOverdue = call.number !== answerTo && call.until <= now;
       if (isLate || isOverdue) this.#callFailed(call, "no answer", true);
@@ -539,8 +537,7 @@ export class LeaseStates implements Sender {
     owner.connection ??= { number: ++this.#lastConnection, owner, call: undefined, errors: 0 };
     const { connection } = owner;
     this.#connections.set(connection.number, connection);
-    const sent = open ? undefined : this.#now;
-    const until = this.#now + (open ? Math.max(limit, SHORTEST_OPENING) : limit);
+    const [sent, until] = [undefined, this.#now + Math.max(limit, SHORTEST_OPENING)];
     const number = ++this.#lastCall;
     const undo = verb === "undo" ? (owner as Undo) : undefined;
     const call: Call = { number, do: verb, connection, limit, leases, undo, sent, until };
@@ -565,8 +562,10 @@ export class LeaseStates implements Sender {
     });
   }
 
-  #markSent({ do: verb, leases }: Call): void {
-    if (verb.startsWith("keep")) for (const lease of leases) lease.isRenewalAnswered = false;
+  #markSent(call: Call): void {
+    [call.sent, call.until] = [this.#now, this.#now + call.limit];
+    if (call.do.startsWith("keep"))
+      for (const lease of call.leases) lease.isRenewalAnswered = false;
   }
 
   /** Returns the limit of a call: a third of `ttl` and of each live lease's ttl. */
@@ -742,7 +741,7 @@ export class LeaseStates implements Sender {
     const portion = Math.max(0, Math.min(lease.until - this.#now, WAIT_PORTION));
     const wait = isSeparate && hasOneName(lease) ? portion : 0;
     const { holder } = lease.request;
-    const reclaim = !!lease.request.reclaim || (lease.doubt !== undefined && mayReclaim(lease));
+    const reclaim = !!lease.request.reclaim || lease.doubt !== undefined;
     const owner = isSeparate ? lease : this;
     this.#sendCall("acquire", [lease], owner, limit + wait, { wait, holder, reclaim });
   }
@@ -764,7 +763,7 @@ export class LeaseStates implements Sender {
       const isPortion = acquiresSeparately(lease) && hasOneName(lease) && !isByItself;
       const next = (call.sent as number) + PORTION_INTERVAL;
       lease.dueAt = Math.min(isPortion ? next : this.#now + RETRY_INTERVAL, until);
-    } else if (isByItself) this.#reply(lease, { error: "NoAnswer", inDoubt: true });
+    } else if (isByItself) this.#reply(lease, { error: "NoAnswer" });
     else {
       const { holder, remaining, state } = taken;
       const byTime = (remaining ?? 0) > 0 ? "ttl" : "guard";
@@ -796,8 +795,7 @@ export class LeaseStates implements Sender {
   #reply(lease: LeaseState, reply: Omit<Reply, "reply">): void {
     lease.hasReply = true;
     const hasFailed = reply.error !== undefined;
-    const isInDoubt = hasFailed && lease.doubt !== undefined && reply.error !== "LeaseTaken";
-    const inDoubt = !!reply.inDoubt || isInDoubt;
+    const inDoubt = hasFailed && lease.doubt !== undefined && reply.error !== "LeaseTaken";
     this.effects.push({ ...reply, inDoubt, reply: lease.key });
     if (hasFailed && isLive(lease)) this.#queueRelease(lease);
     if (lease.state === "acquiring") this.#leases.delete(lease.key);
@@ -815,7 +813,6 @@ export class LeaseStates implements Sender {
     if (!isOpening && !lease.request.session && leavesDoubt(code))
       lease.doubt = { sent: call.sent as number, until: (call.sent ?? 0) + call.limit };
     if (lease.hasReply) return this.#endAcquire(lease);
-    lease.dueAt = this.#now;
     // The lease is still due, and is sent on another connection.
     if (code === "unsent") return;
     lease.tries++;
@@ -846,7 +843,7 @@ export class LeaseStates implements Sender {
   /** Queues the release of a grant in doubt, if no other client can have the same holder. */
   #queueUndo(lease: LeaseState): void {
     const { doubt, names, ttl, request } = lease;
-    if (!doubt || request.named || this.#hasClosed) return;
+    if (!doubt || request.named) return;
     const [dueAt, tries, connection] = [this.#now, 0, undefined];
     this.#undos.add({ ...doubt, names, holder: request.holder, ttl, dueAt, tries, connection });
     lease.doubt = undefined;

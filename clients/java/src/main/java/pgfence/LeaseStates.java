@@ -552,7 +552,7 @@ final class LeaseStates {
                 markLost(lease, DEADLINE, lease.isRenewalAnswered ? List.of() : lease.names);
             }
         }
-        boolean isLate = !hasClosed && now >= closedAt + CLOSE_TIMEOUT;
+        boolean isLate = now >= closedAt + CLOSE_TIMEOUT;
         for (Call call : List.copyOf(calls.values())) {
             if (isLate || call.number != answerTo && call.until <= now) {
                 callFailed(call, "no answer", true);
@@ -898,7 +898,7 @@ final class LeaseStates {
         limit = lease.acquiresSeparately() ? wait + limit : min(limit, limit(NEVER));
         Call call = new Call("acquire", List.of(lease), limit);
         call.wait = wait;
-        call.reclaim = lease.options.reclaim || lease.doubt != null && lease.mayReclaim();
+        call.reclaim = lease.options.reclaim || lease.doubt != null;
         sendCall(call, lease.acquiresSeparately() ? lease : shared);
     }
 
@@ -993,7 +993,7 @@ final class LeaseStates {
         if (lease.state == State.ACQUIRING || !lease.options.session) {
             dropConnection(lease);
         }
-        if (lease.doubt != null && lease.options.isHolderUnique && !hasClosed) {
+        if (lease.doubt != null && lease.options.isHolderUnique) {
             lease.dueAt = now;
             lease.tries = 0;
             undos.add(lease);
@@ -1004,12 +1004,12 @@ final class LeaseStates {
         if (!call.isOpening() && !lease.options.session && leavesDoubt(code)) {
             lease.doubt = new Doubt(call.sent, call.sent + call.limit);
         }
-        lease.dueAt = now;
         if (lease.hasReply) {
             endAcquire(lease);
+            return;
         }
-        if (lease.hasReply || code.equals("unsent")) {
-            // After "unsent" the lease is still due, and is sent on another connection.
+        if (code.equals("unsent")) {
+            // The lease is still due, and is sent on another connection.
             return;
         }
         lease.tries++;
