@@ -411,9 +411,6 @@ func (l Leases) Release() (err error) {
 	}
 	for _, lease := range l {
 		<-lease.ended
-		lease.h.mu.Lock()
-		delete(lease.h.leases, lease.key)
-		lease.h.mu.Unlock()
 		err = cmp.Or(err, lease.lossError())
 	}
 	return err

@@ -215,10 +215,11 @@ func (h *heartbeat) applyEvent(e effect) {
 			l.renewed = nil
 		}
 	case "lost":
+		delete(h.leases, e.Key)
 		l.end(newLeaseLost(e.Reason, e.Advice, l.names...))
 	case "released":
-		l.end(newLeaseLost(ReasonReleased, "", l.names...))
 		delete(h.leases, e.Key)
+		l.end(newLeaseLost(ReasonReleased, "", l.names...))
 	}
 	h.emit(Event{e.Event, l.names, e.Token, span(e.Remaining), e.Reason})
 }
