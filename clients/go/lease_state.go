@@ -391,9 +391,8 @@ func (s *leaseStates) answered(number int, a answer) {
 	}
 }
 
-// failed is the input that a call has failed. The code is an SQLSTATE, or "connect" (the connection
-// could not be opened), "misconfigured" (it never can be), "unsent" (it had ended before), "ended",
-// "unreadable" or "panicked". A broken connection cannot be used again.
+// failed is the input that a call has failed, with a code of ../spec/errors.md. A broken connection
+// cannot be used again.
 func (s *leaseStates) failed(number int, code string, broken bool) {
 	if c := s.call(number); c != nil {
 		s.callFailed(c, code, broken)
@@ -1199,8 +1198,7 @@ type leadState struct {
 func (l *leadState) granted(now int64) { l.leadingSince = now }
 
 // workFailed is the input that the work has failed. The kind of its error is "" if this package has
-// none for it. The code is an SQLSTATE, or "ended" if the error says that a session has ended. A
-// loss of the lease leads to another acquire, whatever the work's error is.
+// none for it. A loss of the lease leads to another acquire, whatever the work's error is.
 func (l *leadState) workFailed(now int64, kind Kind, code string, isLost bool) []effect {
 	why := cause(kind, code, false)
 	if !isLost && why == "own" {
@@ -1212,8 +1210,7 @@ func (l *leadState) workFailed(now int64, kind Kind, code string, isLost bool) [
 	return l.pause(why, true)
 }
 
-// notGranted is the input that an acquire has failed. The code may also be "connect" or
-// "misconfigured", as for failed.
+// notGranted is the input that an acquire has failed.
 func (l *leadState) notGranted(kind Kind, code string) []effect {
 	why := cause(kind, code, true)
 	if why == "own" {
@@ -1256,20 +1253,12 @@ func cause(kind Kind, code string, isOfAcquire bool) string {
 	return "own"
 }
 
-// guardFailure is an error in a guarded transaction.
+// guardFailure is an error in a guarded transaction, whose Stage, Code and Session are those of
+// ../spec/errors.md. Of is "names", "rows" (of a table alone) or "adopted". IsInner: it is a
+// savepoint. IsLost: a lease of it is lost.
 type guardFailure struct {
-	// Stage is "open" (the connection and the BEGIN), "begin" (the guard's statements), "work",
-	// "check" (is the transaction still open?), "release" or "commit".
-	Stage string
-	// Code is an SQLSTATE; "ended", if an error without one says that a session has ended; "no
-	// transaction", if the work has ended it; or "".
-	Code string
-	// Session is the guard's own: "open", "closed" or "unknown".
-	Session string
-	// Of is "names", "rows" (of a table alone) or "adopted".
-	Of string
-	// IsInner: it is a savepoint. IsLost: a lease of it is lost.
-	IsInner, IsLost bool
+	Stage, Code, Session, Of string
+	IsInner, IsLost          bool
 }
 
 // guardFailed returns what follows from an error in a guarded transaction: Error, InDoubt, Last,

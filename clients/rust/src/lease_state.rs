@@ -585,9 +585,7 @@ impl LeaseStates {
         }
     }
 
-    /// `code` is an SQLSTATE, or `connect` (the connection could not be opened), `misconfigured`
-    /// (it never can be), `unsent` (it had ended before), `ended`, `unreadable` or `panicked`.
-    /// `is_broken`: the connection cannot be used again.
+    /// `code` is one of `clients/spec/errors.md`. `is_broken`: the connection cannot be used again.
     pub fn failed(&mut self, number: u64, code: &str, is_broken: bool) {
         let Some(PendingCall { call, sent, .. }) = self.end_call(number) else { return };
         let is_opening = sent.is_none();
@@ -1405,9 +1403,8 @@ impl LeadState {
         self.leading_since = now;
     }
 
-    /// `error` is the type of the error, if this package has one for it. `code` is its SQLSTATE, or
-    /// `ended` if it says that a session has ended. A loss of the lease leads to another acquire,
-    /// whatever the work's error is.
+    /// `error` is the type of the error, if this package has one for it. A loss of the lease leads
+    /// to another acquire, whatever the work's error is.
     pub fn work_failed(
         &mut self,
         now: i64,
@@ -1424,7 +1421,6 @@ impl LeadState {
         Some(self.pause(true))
     }
 
-    /// `code` may also be `connect` or `misconfigured`, as for `failed`.
     pub fn not_granted(&mut self, error: Option<ErrorType>, code: &str) -> Option<Pause> {
         (cause(error, code, true) != "own").then(|| self.pause(false))
     }
@@ -1457,15 +1453,12 @@ fn cause(error: Option<ErrorType>, code: &str, is_of_acquire: bool) -> &'static 
     }
 }
 
-/// Where a guarded transaction has failed.
+/// Where a guarded transaction has failed, as `clients/spec/errors.md` says.
 #[derive(Clone, Copy, PartialEq)]
 pub enum GuardStage {
-    /// The BEGIN, or the savepoint.
     Open,
-    /// The guard's statements.
     Begin,
     Work,
-    /// Is the transaction still open?
     Check,
     Release,
     Commit,
@@ -1501,9 +1494,8 @@ pub struct GuardFailure {
     pub again: bool,
 }
 
-/// Returns what follows from an error in a guarded transaction. `code` is an SQLSTATE; `ended`, if
-/// an error without one says that a session has ended; `no transaction`, if the work has ended it;
-/// or an empty text. `is_inner`: it is a savepoint. `is_lost`: a lease of it is lost.
+/// Returns what follows from an error in a guarded transaction. `code` is one of
+/// `clients/spec/errors.md`. `is_inner`: it is a savepoint. `is_lost`: a lease of it is lost.
 pub fn guard_failed(
     stage: GuardStage,
     code: &str,

@@ -356,9 +356,7 @@ export class LeaseStates implements Sender {
     else this.#keepAnswered(call, rows as Rows["keep"][]);
   }
 
-  /** `code` is an SQLSTATE, or `connect` (the connection could not be opened), `misconfigured` (it
-   * never can be), `unsent` (it had ended before), `ended`, `unreadable` or `panicked`. `isBroken`:
-   * the connection cannot be used again. */
+  /** `code` is one of clients/spec/errors.md. `isBroken`: the connection cannot be used again. */
   failed(number: number, code: string, isBroken = false): void {
     const call = this.#calls.get(number);
     if (call) this.#callFailed(call, code, isBroken);
@@ -1021,9 +1019,8 @@ export class LeadState {
     this.#leadingSince = now;
   }
 
-  /** `error` is the type of the error, or empty if this package has none for it. `code` is its
-   * SQLSTATE, or `ended` if it says that a session has ended. A loss of the lease leads to another
-   * acquire, whatever the work's error is. */
+  /** `error` is the type of the error, or empty if this package has none for it. A loss of the lease
+   * leads to another acquire, whatever the work's error is. */
   workFailed(now: number, error: string, code: string, isLost: boolean): LeadEffect[] {
     const cause = causeOf(error, code, false);
     if (!isLost && cause === "own") return [{ lead: "end", code: "work failed" }];
@@ -1031,7 +1028,6 @@ export class LeadState {
     return this.#pause(cause, true);
   }
 
-  /** `code` may also be `connect` or `misconfigured`, as for `failed`. */
   notGranted(error: string, code: string): LeadEffect[] {
     const cause = causeOf(error, code, true);
     return cause === "own" ? [{ lead: "end", code: cause }] : this.#pause(cause, false);
@@ -1063,15 +1059,11 @@ function causeOf(error: string, code: string, isOfAcquire: boolean): string {
   return isOfAcquire && isTransient(code) ? "transient" : "own";
 }
 
-/** An error in a guarded transaction. */
+/** An error in a guarded transaction. Its stages, codes and sessions are those of
+ * clients/spec/errors.md. */
 export interface GuardError {
-  /** `open`: the connection and the BEGIN. `begin`: the guard's statements. `check`: is the
-   * transaction still open? */
   readonly stage: "open" | "begin" | "work" | "check" | "release" | "commit";
-  /** An SQLSTATE; `ended`, if an error without one says that a session has ended; `no transaction`,
-   * if the work has ended it; or an empty text. */
   readonly code: string;
-  /** The guard's own session, which is `unknown` if the driver does not show it. */
   readonly session?: "open" | "closed" | "unknown";
   /** What guards the transaction: leases, of rows of a table alone, or an adopted lease. */
   readonly of?: "names" | "rows" | "adopted";

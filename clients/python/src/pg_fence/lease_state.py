@@ -325,9 +325,7 @@ class LeaseStates(Sender):
                 self._keep_answered(call, rows)
 
     def failed(self, number: int, code: str, broken: bool = False) -> None:
-        """`code` is an SQLSTATE, or `connect` (the connection could not be opened), `misconfigured`
-        (it never can be), `unsent` (it had ended before), `ended`, `unreadable` or `panicked`.
-        `broken`: the connection cannot be used again."""
+        """`code` is one of clients/spec/errors.md. `broken`: the connection cannot be used again."""
         if number in self.calls:
             self._call_failed(self.calls[number], code, broken)
 
@@ -903,9 +901,8 @@ class LeadState:
         self.leading_since = now
 
     def work_failed(self, now: int, error: str, code: str, is_lost: bool) -> list[Effect]:
-        """`error` is the type of the error, or empty if this package has none for it. `code` is its
-        SQLSTATE, or `ended` if it says that a session has ended. A loss of the lease leads to
-        another acquire, whatever the work's error is."""
+        """`error` is the type of the error, or empty if this package has none for it. A loss of the
+        lease leads to another acquire, whatever the work's error is."""
         cause = _cause(error, code, False)
         if not is_lost and cause == "own":
             return [{"lead": "end", "code": "work failed"}]
@@ -914,7 +911,6 @@ class LeadState:
         return self._pause(cause, True)
 
     def not_granted(self, error: str, code: str) -> list[Effect]:
-        """`code` may also be `connect` or `misconfigured`, as for `failed`."""
         cause = _cause(error, code, True)
         return [{"lead": "end", "code": cause}] if cause == "own" else self._pause(cause, False)
 
@@ -956,13 +952,9 @@ def guard_failed(
     is_inner: bool = False,
     is_lost: bool = False,
 ) -> Effect:
-    """Returns what follows from an error in a guarded transaction.
-
-    `stage`: `open` (the connection and the BEGIN), `begin` (the guard's statements), `work`, `check`
-    (is the transaction still open?), `release` or `commit`. `code`: an SQLSTATE; `ended`, if an error
-    without one says that a session has ended; `no transaction`, if the work has ended it; or an empty
-    text. `session` is the guard's own: `open`, `closed` or `unknown`. `of`: `names`, `rows` (of a
-    table alone) or `adopted`. `is_inner`: it is a savepoint. `is_lost`: a lease of it is lost."""
+    """Returns what follows from an error in a guarded transaction, whose stages, codes and sessions
+    are those of clients/spec/errors.md. `of`: `names`, `rows` (of a table alone) or `adopted`.
+    `is_inner`: it is a savepoint. `is_lost`: a lease of it is lost."""
     is_end = _ends_session(code)
     # An answer of the server is no end, even if the session has ended after it.
     is_own_end = session == "closed" and (is_end or not code)

@@ -450,11 +450,7 @@ final class LeaseStates {
         }
     }
 
-    /**
-     * The code is an SQLSTATE, or "connect" (the connection could not be opened), "misconfigured"
-     * (it never can be), "unsent" (it had ended before), "ended", "unreadable" or "panicked". A
-     * broken connection cannot be used again.
-     */
+    /** The code is one of clients/spec/errors.md. A broken connection cannot be used again. */
     void failed(int number, String code, boolean isBroken) {
         Call call = calls.get(number);
         if (call != null) {
@@ -1231,9 +1227,8 @@ final class LeaseStates {
         }
 
         /**
-         * The error is its type, or empty if this package has none for it. The code is its
-         * SQLSTATE, or "ended" if it says that a session has ended. A loss of the lease leads to
-         * another acquire, whatever the work's error is.
+         * The error is its type, or empty if this package has none for it. A loss of the lease
+         * leads to another acquire, whatever the work's error is.
          */
         List<Effect> workFailed(long now, String error, String code, boolean isLost) {
             String cause = cause(error, code, false);
@@ -1246,7 +1241,6 @@ final class LeaseStates {
             return pause(cause, true);
         }
 
-        /** The code may also be "connect" or "misconfigured", as for {@link #failed}. */
         List<Effect> notGranted(String error, String code) {
             String cause = cause(error, code, true);
             boolean ends = cause.equals("own");
@@ -1293,7 +1287,7 @@ final class LeaseStates {
 
     // The errors of guards, and of the client's statements.
 
-    /** The stages of a guarded transaction; clients/spec/errors.md says what belongs to each. */
+    /** The stages of a guarded transaction. */
     enum Stage {
         OPEN,
         BEGIN,
@@ -1304,11 +1298,9 @@ final class LeaseStates {
     }
 
     /**
-     * Returns what follows from an error in a guarded transaction.
+     * Returns what follows from an error in a guarded transaction, whose stages, codes and sessions
+     * are those of clients/spec/errors.md.
      *
-     * @param code an SQLSTATE; "ended" if an error without one says that a session has ended; "no
-     *     transaction" if the work has ended it; or an empty text
-     * @param session "open", "closed" or "unknown": the guard's own
      * @param of "names", "rows" (of a table alone) or "adopted"
      * @param isInner it is a savepoint
      * @param isLost a lease of the guard is lost
