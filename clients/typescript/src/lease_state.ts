@@ -143,9 +143,7 @@ interface Call {
 type Doubt = { readonly sent: number; readonly until: number };
 /** Releases what the server may have granted to an acquire that got no answer. */
 interface Undo extends Sender, Doubt {
-  readonly names: readonly string[];
-  readonly holder: string | undefined;
-  readonly ttl: number;
+  readonly lease: LeaseState;
   dueAt: number;
   tries: number;
 }
@@ -473,9 +471,9 @@ export class LeaseStates implements Sender {
       if (acquiresSeparately(lease) && this.#isAcquireDue(lease)) this.#sendAcquire(lease);
     }
     for (const undo of this.#undos) {
-      const { names, holder, ttl, dueAt, connection } = undo;
-      if (!connection?.call && dueAt <= this.#now)
-        this.#sendCall("undo", [], undo, ownLimit(ttl), { names, holder });
+      const { names, ttl, request } = undo.lease;
+      if (!undo.connection?.call && undo.dueAt <= this.#now)
+        this.#sendCall("undo", [], undo, ownLimit(ttl), { names, holder: request.holder });
     }
     for (const lease of leases) {
       if (confirmsSeparately(lease) && !lease.call && lease.beatAt <= this.#now)
@@ -840,10 +838,9 @@ export class LeaseStates implements Sender {
 
   /** Queues the release of a grant in doubt, if no other client can have the same holder. */
   #queueUndo(lease: LeaseState): void {
-    const { doubt, names, ttl, request } = lease;
-    if (!doubt || request.named) return;
-    const [dueAt, tries, connection] = [this.#now, 0, undefined];
-    this.#undos.add({ ...doubt, names, holder: request.holder, ttl, dueAt, tries, connection });
+    const { doubt } = lease;
+    if (!doubt || lease.request.named) return;
+    this.#undos.add({ ...doubt, lease, dueAt: this.#now, tries: 0, connection: undefined });
     lease.doubt = undefined;
   }
 
@@ -859,7 +856,7 @@ export class LeaseStates implements Sender {
     const pause = jittered(backoff(FIRST_RETRY, undo.tries - 1, LONGEST_PAUSE), this.jitter);
     undo.dueAt = this.#now + (code === "unsent" ? 0 : pause);
     const mayPass = isTransient(code) || code === "panicked";
-    if (!mayPass || undo.dueAt >= undo.sent + undo.ttl) this.#endUndo(undo);
+    if (!mayPass || undo.dueAt >= undo.sent + undo.lease.ttl) this.#endUndo(undo);
   }
 
   #endUndo(undo: Undo): void {
