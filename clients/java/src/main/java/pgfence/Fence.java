@@ -37,13 +37,10 @@ public final class Fence implements AutoCloseable {
     /** A fence on connections that a function opens. */
     public Fence(Callable<Connection> source) {
         this(
-                opensBy(Objects.requireNonNull(source, Connections.TAKES)),
+                limit -> source.call(),
                 "no connection came in time from the source of the fence (if it is a pool, all of"
                         + " its connections may be in use: give the fence a source of its own)");
-    }
-
-    private static Connections.Source opensBy(Callable<Connection> source) {
-        return limit -> source.call();
+        Objects.requireNonNull(source, Connections.TAKES);
     }
 
     private Fence(Connections.Source source, String noConnection) {

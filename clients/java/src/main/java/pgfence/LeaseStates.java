@@ -575,7 +575,10 @@ final class LeaseStates {
         queued().stream()
                 .filter(lease -> lease.acquiresSeparately() && lease.dueAt <= now)
                 .forEach(this::sendAcquire);
-        undos.stream().filter(lease -> lease.isDue(now)).forEach(this::sendUndo);
+        undos.stream()
+                .filter(lease -> lease.isDue(now))
+                .map(lease -> new Call("undo", List.of(lease), ownLimit(lease.ttl)))
+                .forEach(call -> sendCall(call, call.leases.get(0)));
         all().stream()
                 .filter(lease -> lease.confirmsSeparately() && lease.isRenewalDue(now))
                 .forEach(lease -> sendRenewal(List.of(lease), lease));
@@ -1019,10 +1022,7 @@ final class LeaseStates {
         // A retry in doubt reclaims, so it must not take over the grant of another client.
         boolean mayPass = (isConflict || isOutage) && (lease.doubt == null || lease.mayReclaim());
         if (!mayPass || now >= until) {
-            boolean isUnsent = call.isOpening() && lease.doubt == null;
-            Reply reply = new Reply(isUnsent ? "NoConnection" : errorOf(code));
-            reply.sqlstate = code.matches("[0-9A-Z]{5}") ? code : null;
-            reply(lease, reply);
+            reply(lease, notGranted(code, call.isOpening() && lease.doubt == null));
             return;
         }
         if (isOutage) {
@@ -1034,10 +1034,6 @@ final class LeaseStates {
         }
         long pause = jittered(backoff(lease.tries, longest), jitter);
         lease.dueAt = now + min(pause, until - now);
-    }
-
-    private void sendUndo(LeaseState lease) {
-        sendCall(new Call("undo", List.of(lease), ownLimit(lease.ttl)), lease);
     }
 
     private void undoAnswered(LeaseState lease, long released) {
@@ -1425,12 +1421,11 @@ final class LeaseStates {
         return code.matches("25P0[34]|57P0[125]");
     }
 
-    /** The error of an acquire that was sent. */
-    private static String errorOf(String code) {
-        if (isConnectionError(code) || leavesDoubt(code)) {
-            return "NoAnswer";
-        }
-        String type = errorType(code, false);
-        return type.isEmpty() ? "Refused" : type;
+    private static Reply notGranted(String code, boolean isOpening) {
+        boolean hasNoAnswer = isConnectionError(code) || leavesDoubt(code);
+        String type = hasNoAnswer ? "NoAnswer" : errorType(code, false);
+        Reply reply = new Reply(isOpening ? "NoConnection" : type.isEmpty() ? "Refused" : type);
+        reply.sqlstate = code.matches("[0-9A-Z]{5}") ? code : null;
+        return reply;
     }
 }
