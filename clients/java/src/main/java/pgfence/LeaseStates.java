@@ -851,15 +851,16 @@ final class LeaseStates {
         if (deadline <= now) {
             return;
         }
-        boolean isConfirmed = lease.state == State.CONFIRMING;
         lease.deadline = deadline;
-        lease.state = State.HELD;
         lease.hasUncommittedRelease = false;
-        if (isConfirmed && !lease.options.session) {
+        if (lease.isHeld()) {
+            emit("renewed", lease);
+            return;
+        }
+        if (!lease.options.session) {
             dropConnection(lease);
         }
-        emit(isConfirmed ? "acquired" : "renewed", lease);
-        replyToAcquire(lease);
+        acquired(lease);
     }
 
     private void keepFailed(Call call, String code) {
@@ -935,32 +936,30 @@ final class LeaseStates {
     }
 
     private void granted(LeaseState lease, long token, long sent) {
-        long firstBeat = sent + lease.ttl / BEATS_PER_TTL;
+        lease.token = token;
+        lease.state = State.CONFIRMING;
+        lease.doubt = null;
         // If the answer was late, a renewal on the same connection confirms the lease, and until
         // then it may last no longer than a ttl from now.
-        boolean isInTime = now < firstBeat;
-        lease.token = token;
-        lease.deadline = isInTime ? sent + window(lease.ttl) : now + lease.ttl;
-        lease.dueAt = isInTime ? firstBeat : now;
-        lease.state = isInTime ? State.HELD : State.CONFIRMING;
-        lease.doubt = null;
+        lease.deadline = now + lease.ttl;
+        lease.dueAt = now;
+        long firstBeat = sent + lease.ttl / BEATS_PER_TTL;
         if (lease.hasReply) {
             queueRelease(lease, false);
-        } else if (isInTime) {
-            emit("acquired", lease);
-            replyToAcquire(lease);
+        } else if (now < firstBeat) {
+            lease.deadline = sent + window(lease.ttl);
+            lease.dueAt = firstBeat;
+            acquired(lease);
         }
     }
 
-    /** Replies to an acquire whose lease is now held or lost, unless it has got its reply. */
-    private void replyToAcquire(LeaseState lease) {
-        if (lease.hasReply) {
-            return;
-        }
-        Reply reply = new Reply(lease.isHeld() ? null : "LeaseLost");
-        reply.leases = lease.isHeld() ? List.of(lease.key) : List.of();
-        reply.reason = lease.reason;
-        reply.advice = lease.advice;
+    private void acquired(LeaseState lease) {
+        lease.state = State.HELD;
+        lease.isReported = true;
+        lease.endsAt = now + lease.options.atMost;
+        emit("acquired", lease);
+        Reply reply = new Reply(null);
+        reply.leases = List.of(lease.key);
         reply(lease, reply);
     }
 
@@ -1164,7 +1163,12 @@ final class LeaseStates {
             return;
         }
         releaseAfterLoss(lease);
-        replyToAcquire(lease);
+        if (!lease.hasReply) {
+            Reply reply = new Reply("LeaseLost");
+            reply.reason = reason;
+            reply.advice = lease.advice;
+            reply(lease, reply);
+        }
     }
 
     /** Forgets a lost lease, and releases the names that the server may still hold. */
@@ -1188,10 +1192,6 @@ final class LeaseStates {
     }
 
     private void emit(String event, LeaseState lease) {
-        if (event.equals("acquired")) {
-            lease.isReported = true;
-            lease.endsAt = now + lease.options.atMost;
-        }
         long left = lease.isHeld() ? lease.deadline - now : 0;
         effects.add(
                 new Event(event, lease.key, lease.token, left, lease.reason, lease.advice, null));
