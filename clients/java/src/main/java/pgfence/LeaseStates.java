@@ -320,9 +320,6 @@ final class LeaseStates {
     /** All leases, in the order of the acquires. */
     private final Map<String, LeaseState> leases = new LinkedHashMap<>();
 
-    /** The leases whose acquire has no reply yet. */
-    private final Map<String, LeaseState> requests = new LinkedHashMap<>();
-
     /** The acquires that have ended in doubt. */
     private final List<LeaseState> undos = new ArrayList<>();
 
@@ -352,7 +349,6 @@ final class LeaseStates {
     /** Acquires a lease, or keeps the row of a table, which the program has claimed. */
     void acquire(String id, List<String> names, Options options, Object table, long token) {
         LeaseState lease = new LeaseState(id, names, options, table, now);
-        requests.put(id, lease);
         leases.put(id, lease);
         if (closedAt < NEVER) {
             reply(lease, new Reply("Closed"));
@@ -363,8 +359,9 @@ final class LeaseStates {
     }
 
     void giveUp(String id) {
-        if (requests.containsKey(id)) {
-            reply(requests.get(id), new Reply("GivenUp"));
+        LeaseState lease = leases.get(id);
+        if (lease != null && !lease.hasReply) {
+            reply(lease, new Reply("GivenUp"));
         }
     }
 
@@ -419,7 +416,9 @@ final class LeaseStates {
 
     void close() {
         closedAt = min(closedAt, now);
-        List.copyOf(requests.values()).forEach(lease -> reply(lease, new Reply("Closed")));
+        all().stream()
+                .filter(lease -> !lease.hasReply)
+                .forEach(lease -> reply(lease, new Reply("Closed")));
         all().stream().filter(LeaseState::isHeld).forEach(lease -> queueRelease(lease, false));
     }
 
@@ -699,7 +698,7 @@ final class LeaseStates {
     }
 
     private List<LeaseState> queued() {
-        return requests.values().stream().filter(LeaseState::isQueued).toList();
+        return leases.values().stream().filter(LeaseState::isQueued).toList();
     }
 
     private List<LeaseState> known(List<String> keys) {
@@ -771,8 +770,8 @@ final class LeaseStates {
 
     /** Closes the shared connection after the last lease, and reports the end of `close`. */
     private void endIfIdle() {
-        boolean isIdle =
-                calls.isEmpty() && releases.isEmpty() && requests.isEmpty() && live().isEmpty();
+        boolean areLost = leases.values().stream().allMatch(one -> one.state == State.LOST);
+        boolean isIdle = calls.isEmpty() && releases.isEmpty() && areLost;
         if (isIdle && closedAt < NEVER && !hasClosed) {
             hasClosed = true;
             undos.clear();
@@ -965,7 +964,6 @@ final class LeaseStates {
 
     /** Replies to an acquire. A grant that is not confirmed, or in doubt, is released. */
     private void reply(LeaseState lease, Reply reply) {
-        requests.remove(lease.key);
         lease.hasReply = true;
         if (lease.state == State.ACQUIRING) {
             leases.remove(lease.key);
@@ -1026,7 +1024,7 @@ final class LeaseStates {
         }
         if (isOutage) {
             // One line of the log for an outage, however many acquires wait for its end.
-            if (requests.values().stream().noneMatch(one -> one.inOutage)) {
+            if (leases.values().stream().noneMatch(one -> one.inOutage)) {
                 effects.add(new Log("not acquired", lease.key, code, null, 0));
             }
             lease.inOutage = true;
