@@ -176,12 +176,11 @@ func (h *heartbeat) carryOut(e effect) {
 	case e.Event != "":
 		h.applyEvent(e)
 	case e.Reply != "":
-		if a := h.acquires[e.Reply]; a != nil {
-			delete(h.acquires, e.Reply)
-			// A copy: the closure would move every effect to the heap, one for each renewed lease.
-			answer := e
-			h.reports = append(h.reports, func() { a.answer <- answer })
-		}
+		a := h.acquires[e.Reply]
+		delete(h.acquires, e.Reply)
+		// A copy: the closure would move every effect to the heap, one for each renewed lease.
+		answer := e
+		h.reports = append(h.reports, func() { a.answer <- answer })
 	case e.Log != "":
 		line, reason := "leases are "+e.Log, any(cmp.Or(e.Code, string(e.Reason)))
 		if a := h.acquires[e.Key]; a != nil {

@@ -196,9 +196,9 @@ export class Heartbeat {
   }
 
   #reply(reply: Reply): void {
-    const holding = this.#holdings.get(reply.reply);
+    const holding = this.#holdings.get(reply.reply) as Holding;
     if (reply.error !== undefined) this.#holdings.delete(reply.reply);
-    if (holding) this.#callbacks.push(() => holding.settle(reply));
+    this.#callbacks.push(() => holding.settle(reply));
   }
 
   #log({ log, key = "", code, reason }: LogEffect): void {

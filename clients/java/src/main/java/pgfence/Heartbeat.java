@@ -222,9 +222,7 @@ final class Heartbeat {
             carryOutEvent(event);
         } else if (effect instanceof Reply reply) {
             Acquire acquire = acquires.remove(reply.reply);
-            if (acquire != null) {
-                notifications.add(() -> acquire.reply.complete(reply));
-            }
+            notifications.add(() -> acquire.reply.complete(reply));
         } else if (effect instanceof Log line) {
             writeLog(line);
         } else if (effect instanceof Closed) {
