@@ -14,7 +14,7 @@ COMMENT ON SEQUENCE fence.token_seq IS
 -- In a dump this sequence stands for token_seq. Loading it only sets how far the next advance must go.
 CREATE SEQUENCE fence.dumped_token_seq AS bigint MINVALUE 1 CACHE 1 NO CYCLE;
 COMMENT ON SEQUENCE fence.dumped_token_seq IS
-    'how far the tokens have come, at most 2^19 behind: what a dump carries of them. Where it is above token_seq, a dump was loaded, and the tokens are moved on beyond it';
+    'how far the tokens have come, at most 2^19 behind. A dump carries this value: if it is above token_seq, a dump was loaded, and the tokens are moved on beyond it';
 
 -- The past is recorded in sequences, because they are set without a transaction: no open transaction can delay, hide or
 -- undo a new epoch.

@@ -57,8 +57,8 @@ BEGIN
             MESSAGE = 'keys, tokens and ttls must be as many, at most 10000, and not NULL; a key has a value for each column',
             HINT = 'Give a key like ["7"], a token and a positive ttl for each row.';
     END IF;
-    -- A managed table reads the token from the setting, so its rows are renewed one by one. (Of pg_fence_lite the first line
-    -- of the trigger's function has the arguments.)
+    -- A managed table reads the token from the setting, so its rows are renewed one by one. In pg_fence_lite the first line
+    -- of the trigger's function has the arguments of the trigger.
     SELECT bool_or(starts_with(p.prosrc, format('-- [%s, "managed"', to_jsonb(fence_column))) OR position(
                convert_to(fence_column, getdatabaseencoding()) || decode('006d616e6167656400', 'hex') IN t.tgargs) = 1)
       INTO is_managed
@@ -90,10 +90,10 @@ BEGIN
      WHERE t.typtype IS DISTINCT FROM 'd';
 
     -- A row that is locked is passed over: nothing waits, and no row holds up another. A row that is not the
-    -- caller's any more is not written, because the trigger would refuse it, and all others with it. (The planner
-    -- expects one row of each part: a join of two would compare each row of one with each of the other. A subquery,
-    -- unlike a join, is looked up by the key, whatever the planner expects of the table.) A row that is given twice is
-    -- written once, after all have been locked.
+    -- caller's any more is not written, because the trigger would refuse it, and all others with it. A row that is
+    -- given twice is written once, after all have been locked.
+    -- The planner expects one row of each part, so it would join two parts by comparing all their rows. A subquery
+    -- finds its row by the key, whatever the planner expects.
     statement := format($statement$
         WITH given AS MATERIALIZED (
             SELECT g.n, g.token, g.ttl, %1$s FROM ROWS FROM (pg_catalog.unnest($1), pg_catalog.unnest($2), pg_catalog.unnest($3))

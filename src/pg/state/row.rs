@@ -426,8 +426,7 @@ impl Row {
     }
 
     /// The tuple with all out-of-line values fetched into it, for an uncommitted row: after a rollback, VACUUM removes
-    /// these values even if an earlier snapshot is still in use. `None` if one is gone, and the row with it. (A parallel
-    /// query can begin no savepoint in which to fail, so it raises then.)
+    /// these values even if an earlier snapshot is still in use. `None` if one is gone, and the row with it.
     ///
     /// # Safety
     /// The row type must be that of the row's table, which must be open.
@@ -442,6 +441,7 @@ impl Row {
         let mask = unsafe { (*(*self.tuple).t_data).t_infomask };
         match u32::from(mask) & pg_sys::HEAP_HASEXTERNAL {
             0 => Some(self.tuple),
+            // A parallel query cannot begin a savepoint, so it raises an error if a value is gone.
             _ if xact::is_parallel() => Some(whole()),
             _ => xact::in_savepoint(whole),
         }
