@@ -135,7 +135,8 @@ class Connection:
         assert self._connection
         # The program may have set other factories of cursors and rows.
         with psycopg.Cursor(self._connection, row_factory=tuple_row) as cursor:
-            return cursor.execute(*statement).fetchall()  # type: ignore[arg-type]
+            # psycopg reads binary numbers faster than their texts.
+            return cursor.execute(*statement, binary=True).fetchall()  # type: ignore[arg-type]
 
     def has_ended(self) -> bool:
         """True if the server has ended the connection."""

@@ -301,9 +301,11 @@ class Heartbeat:
         self._put(decide)
 
     def _carry_out(self, effect: Effect) -> None:
+        # Most effects are events of renewals, and a pattern is matched slowly.
+        if "event" in effect:
+            self._event(effect)
+            return
         match effect:
-            case {"event": event}:
-                self._event(event, effect)
             case {"call": call}:
                 self._send(call)
             case {"cut": number}:
@@ -329,8 +331,8 @@ class Heartbeat:
             case {"closed": _}:
                 self._closed.set_result(None)
 
-    def _event(self, event: Kind, effect: Effect) -> None:
-        key, reason = effect["key"], effect["reason"]
+    def _event(self, effect: Effect) -> None:
+        event, key = effect["event"], effect["key"]
         holding = self._holdings[key]
         if event == "renewed" and not holding.renewed.is_set():
             holding.renewed.set()
@@ -344,7 +346,8 @@ class Heartbeat:
         if event in {"lost", "released"}:
             del self._holdings[key]
             holding.end()
-        self._emit(event, holding.display_names, effect["token"], effect["remaining"], reason)
+        left, reason = effect["remaining"], effect["reason"]
+        self._emit(event, holding.display_names, effect["token"], left, reason)
 
     def _emit(
         self, kind: Kind, names: tuple[str, ...], token: int = 0, left: int = 0, reason: str = ""

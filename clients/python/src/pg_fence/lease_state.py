@@ -444,9 +444,14 @@ class LeaseStates(Sender):
         """Returns the leases to renew in one call with `first`: the earliest first."""
         if first.confirms_row:
             return [first]
-        soon = [one for one in self.leases.values() if one.beat_at <= self.now + one.ttl // 6]
-        soon = [one for one in soon if one.is_renewable and not one.confirms_row]
-        soon = [one for one in soon if one.table == first.table]
+        soon = [
+            one
+            for one in self.leases.values()
+            if one.beat_at <= self.now + one.ttl // 6
+            and one.table == first.table
+            and one.is_renewable
+            and not one.confirms_row
+        ]
         soon.sort(key=_BEAT_AT)
         return soon[: _count_within(MAX_PAIRS, (len(lease.names) for lease in soon))]
 

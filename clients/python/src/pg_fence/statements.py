@@ -90,7 +90,7 @@ def answer(call: Call, rows: list[tuple[Any, ...]]) -> tuple[Any, ...]:
             ((token, holder, left, state),) = rows
             if token is not None:
                 return ([((), token)],)
-            return [], {"holder": holder, "remaining": _ms(left) or 0, "state": state}
+            return [], {"holder": holder, "remaining": max(0, _ms(left) or 0), "state": state}
         case None:
             return (
                 [(outcome, _ms(left), _ms(again), code) for outcome, left, again, code in rows],
@@ -100,7 +100,7 @@ def answer(call: Call, rows: list[tuple[Any, ...]]) -> tuple[Any, ...]:
 
 
 def _ms(seconds: float | None) -> int | None:
-    return None if seconds is None else int(max(0.0, seconds) * 1000)
+    return None if seconds is None else int(seconds * 1000)
 
 
 def guard(pairs: list[Any], adopted_by: str | None) -> Statement:
