@@ -10,9 +10,13 @@ use std::process::Stdio;
 
 /// The WAL records of a server, from `start` (an LSN) on, that change a file whose drop was logged before.
 pub fn changed(cluster: &Cluster, timeline: i32, start: &str) -> Result<Vec<String>> {
+    let (high, low) = start.split_once('/').context("no LSN")?;
+    let (high, low) = (u32::from_str_radix(high, 16)?, u32::from_str_radix(low, 16)?);
     let mut program = cluster.install_dir().command("pg_waldump")?;
-    program.args(["--timeline", &timeline.to_string(), "--start", start, "--path"]);
+    program.args(["--start", start, "--end", "FFFFFFFF/FFFFFFFF", "--path"]);
     program.arg(cluster.data().join("pg_wal")).stdin(Stdio::null());
+    // Without a name pg_waldump reads the size of the segments from any of them, also from one that is still empty.
+    program.arg(format!("{timeline:08X}{high:08X}{:08X}", low >> 24));
     // pg_waldump always ends with an error, because the WAL ends.
     let mut child = program.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
     let output = BufReader::new(child.stdout.take().context("no output")?);
