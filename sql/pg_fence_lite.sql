@@ -414,15 +414,15 @@ END $$;
 CREATE OR REPLACE FUNCTION check_write(op text, relation oid, col text, mode text, columns text[], parted bool,
  is_free bool, stored bigint, shown bigint, old_lease text, lease text, place text, key jsonb) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
- is_replica bool := current_setting('session_replication_role') = 'replica';  -- only the order is checked
- is_bound bool := columns IS NOT NULL;
+ is_replica bool := current_setting('session_replication_role') = 'replica';  -- only order is checked
  presents bool := is_replica OR mode <> 'managed' AND op <> 'DELETE' AND shown IS DISTINCT FROM stored;
  ambient text := coalesce(current_setting('pg_fence.token', true), '');
  named bool := NOT presents AND coalesce(current_setting('fence_lite.named', true) = place, false);
  token bigint := CASE WHEN presents THEN shown WHEN ambient <> '' THEN ambient::bigint WHEN named AND mode = 'monotonic' THEN stored END;
- is_stale bool := op <> 'INSERT' AND coalesce(token < stored OR token = stored AND mode = 'strict', false);
+ is_stale bool := coalesce(token < stored OR token = stored AND mode = 'strict', false);
  is_new bool := mode = 'managed' AND op = 'INSERT' AND is_free AND NOT is_replica
-  AND (token IS NULL OR is_bound AND NOT (parted AND shown IS NOT DISTINCT FROM token));
+  AND (token IS NULL OR columns IS NOT NULL AND NOT (parted AND shown IS NOT DISTINCT FROM token));
+ is_bound bool := NOT (is_new OR is_replica OR columns IS NULL);
  shows bool := may_show(relation);
  refused text[];
 BEGIN
@@ -430,15 +430,15 @@ BEGIN
   RETURN CASE WHEN NOT is_new THEN shown END;
  END IF;
  refused := CASE
-  WHEN is_new OR token IS NULL AND NOT (named AND mode = 'strict' AND stored IS NOT NULL)
-  THEN no_token(is_new, 'SET LOCAL pg_fence.token to your lease''s, or lease_guard. NULL is a lease that lease_renew or lease_release '
-   'found lost.')
-  WHEN token IS NULL OR is_replica THEN ARRAY['PF001']
   WHEN is_bound AND (op <> 'DELETE' AND lease IS NULL OR op <> 'INSERT' AND old_lease IS NULL) THEN ARRAY['22004',
-   format('column "%s" is NULL, so the row names no lease', array_to_string(columns, '" or "')), 'Mend it in one '
-   'transaction: fence_unprotect, UPDATE, SET NOT NULL, fence_protect.']
-  WHEN greatest(octet_length(lease), octet_length(old_lease)) > 512 OR '' IN (lease, old_lease) THEN ARRAY['22023',
+   format('column "%s" is NULL, so the row names no lease', array_to_string(columns, '" or "')),
+   'Mend it in one transaction: fence_unprotect, UPDATE, SET NOT NULL, fence_protect.']
+  WHEN is_bound AND (greatest(octet_length(lease), octet_length(old_lease)) > 512 OR '' IN (lease, old_lease)) THEN ARRAY['22023',
    'the row''s columns make no lease name of 1 to 512 bytes', 'Bind by shorter ones.']
+  WHEN is_new OR token IS NULL AND NOT (named AND mode = 'strict' AND stored IS NOT NULL)
+  THEN no_token(is_new,
+   'SET LOCAL pg_fence.token to your lease''s, or lease_guard. NULL is a lease that lease_renew or lease_release found lost.')
+  WHEN token IS NULL OR is_replica THEN ARRAY['PF001']
   WHEN NOT issued(token) THEN ARRAY['PF003']
   WHEN is_stale AND (mode = 'strict' OR NOT is_bound) THEN ARRAY['PF001']
   WHEN is_bound AND NOT has_function_privilege('relies'::regproc, 'EXECUTE')
@@ -463,8 +463,7 @@ BEGIN
 END $$;
 
 -- Row leases --
--- True if this transaction has written the version. The 32-bit id of an old version may equal that of a future
--- transaction.
+-- True if this transaction has written the version. The 32-bit id of an old one may be a future transaction's.
 CREATE OR REPLACE FUNCTION is_own(version bigint) RETURNS bool LANGUAGE plpgsql AS $$
 DECLARE own bigint := pg_current_xact_id_if_assigned()::text; ahead bigint := version - own & 4294967295;
 BEGIN
