@@ -8,15 +8,20 @@ use std::collections::HashSet;
 use std::io::{self, BufRead, BufReader};
 use std::process::Stdio;
 
+/// A segment of the WAL: its timeline, and the two parts of its position.
+type Segment = (u32, u32, u32);
+
 /// The WAL records of a server, from `start` (an LSN) on, that change a file whose drop was logged before.
-pub fn changed(cluster: &Cluster, timeline: i32, start: &str) -> Result<Vec<String>> {
+pub fn changed(cluster: &Cluster, timeline: u32, start: &str) -> Result<Vec<String>> {
     let (high, low) = start.split_once('/').context("no LSN")?;
-    let (high, low) = (u32::from_str_radix(high, 16)?, u32::from_str_radix(low, 16)?);
+    let part = |text| u32::from_str_radix(text, 16);
+    let first = (timeline, part(high)?, part(low)? >> 24);
+    let last = segments(cluster, timeline)?.into_iter().max().context("no segment")?;
     let mut program = cluster.install_dir().command("pg_waldump")?;
-    program.args(["--start", start, "--end", "FFFFFFFF/FFFFFFFF", "--path"]);
-    program.arg(cluster.data().join("pg_wal")).stdin(Stdio::null());
-    // Without a name pg_waldump reads the size of the segments from any of them, also from one that is still empty.
-    program.arg(format!("{timeline:08X}{high:08X}{:08X}", low >> 24));
+    program.args(["--start", start, "--path"]).arg(cluster.data().join("pg_wal"));
+    // Without names pg_waldump reads the size of the segments from any of them, also from one that is still empty.
+    let name = |(timeline, high, low): Segment| format!("{timeline:08X}{high:08X}{low:08X}");
+    program.args([name(first), name(last)]).stdin(Stdio::null());
     // pg_waldump always ends with an error, because the WAL ends.
     let mut child = program.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
     let output = BufReader::new(child.stdout.take().context("no output")?);
@@ -38,10 +43,20 @@ pub fn changed(cluster: &Cluster, timeline: i32, start: &str) -> Result<Vec<Stri
 
 /// The same for all WAL that exists of its latest timeline.
 pub fn changed_lately(cluster: &Cluster) -> Result<Vec<String>> {
+    let timeline = all_segments(cluster)?.into_iter().max().context("no segment")?.0;
+    let (_, high, low) = segments(cluster, timeline)?.into_iter().min().context("no segment")?;
+    changed(cluster, timeline, &format!("{high:X}/{:X}", low << 24))
+}
+
+fn segments(cluster: &Cluster, timeline: u32) -> Result<Vec<Segment>> {
+    let of_timeline = |segment: &Segment| segment.0 == timeline;
+    Ok(all_segments(cluster)?.into_iter().filter(of_timeline).collect())
+}
+
+fn all_segments(cluster: &Cluster) -> Result<Vec<Segment>> {
     let mut segments = Vec::new();
     for entry in std::fs::read_dir(cluster.data().join("pg_wal"))? {
         let name = entry?.file_name().to_string_lossy().into_owned();
-        // The parts of the name are the timeline and two parts of the position: 000000010000000A000000FF.
         let number = |part: usize| u32::from_str_radix(name.get(part * 8..part * 8 + 8)?, 16).ok();
         if let (24, Some(timeline), Some(high), Some(low)) =
             (name.len(), number(0), number(1), number(2))
@@ -49,10 +64,7 @@ pub fn changed_lately(cluster: &Cluster) -> Result<Vec<String>> {
             segments.push((timeline, high, low));
         }
     }
-    let timeline = segments.iter().map(|(timeline, ..)| *timeline).max().context("no log")?;
-    let first = segments.iter().filter(|segment| segment.0 == timeline).min();
-    let (_, high, low) = first.context("no segment")?;
-    changed(cluster, timeline as i32, &format!("{high:X}/{:X}", low << 24))
+    Ok(segments)
 }
 
 /// Parses `blkref #0: rel 1663/5/16384 blk 0`: tablespace, database, file.
