@@ -148,6 +148,11 @@ func run(steps ...any) pgfence.SQLWork {
 	}
 }
 
+// exec returns work that executes statements.
+func exec(sql string) pgfence.PgxWork {
+	return func(ctx context.Context, tx pgx.Tx) error { return errorOf(tx.Exec(ctx, sql)) }
+}
+
 // The scenarios of all clients test the transactions of pgx.
 func TestATransactionOfDatabaseSQLEndsAsItsWorkDoes(t *testing.T) {
 	for _, driver := range []string{"pgx", "postgres"} {
@@ -171,6 +176,8 @@ func TestATransactionOfDatabaseSQLEndsAsItsWorkDoes(t *testing.T) {
 			noError(lease.GuardSQL(ctx, tx, run(pay), pgfence.Releasing))
 			return lease.Check() // it is held until the transaction has committed
 		}
+		// After its COMMIT the session presents the token in all its transactions.
+		present := fmt.Sprint("SET pg_fence.token = ", lease.Token())
 		for _, c := range []struct {
 			under   *pgfence.Lease
 			do      pgfence.SQLWork
@@ -181,7 +188,7 @@ func TestATransactionOfDatabaseSQLEndsAsItsWorkDoes(t *testing.T) {
 			{other, run(releases, fails), io.EOF, "new", false},
 			{lease, run(undo, swallows), pgfence.TransactionLost, "new", false},
 			{other, within, nil, "paid", false},
-			{lease, run(undo, "COMMIT"), pgfence.TransactionLost, "undone", true},
+			{lease, run(undo, present, "COMMIT"), pgfence.TransactionLost, "undone", true},
 			{lease, run(pay, commits), pgfence.TransactionLost, "paid", true},
 			{lease, run(undo, forgets), context.DeadlineExceeded, "paid", false},
 			{lease, run(undo, "SELECT pg_sleep(300)"), context.DeadlineExceeded, "paid", false},
@@ -207,15 +214,19 @@ func TestATransactionOfDatabaseSQLEndsAsItsWorkDoes(t *testing.T) {
 func TestAnErrorOfADeferredTriggerIsTheWorks(t *testing.T) {
 	p := newFixture(t)
 	lease, db := p.acquire(long, "order:7"), p.database("pgx")
-	for _, state := range []string{"42501", "42883", "22P02", "57014"} {
+	conn := must(pgx.Connect(background, url))
+	for _, state := range []string{"42501", "42883", "22012", "57014"} {
 		p.sql(`CREATE FUNCTION late() RETURNS trigger LANGUAGE plpgsql
 				AS 'BEGIN RAISE SQLSTATE ''` + state + `''; END';
 			CREATE CONSTRAINT TRIGGER late AFTER UPDATE ON orders
 				DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION late()`)
 		err := lease.GuardSQL(background, db, run(pay))
 		p.equal(p.isError(err, err, state) == nil, true)
+		err = lease.Guard(background, conn, exec(pay))
+		p.equal(p.isError(err, err, state) == nil, true)
 		p.sql("DROP FUNCTION late CASCADE")
 	}
+	noError(conn.Close(background))
 }
 
 func TestAGuardUndoesItsWorkAfterAnInnerGuard(t *testing.T) {
@@ -438,10 +449,11 @@ func TestAPoolGetsItsConnectionBack(t *testing.T) {
 	fence := pgfence.New(pool)
 	defer fence.Close()
 	lease := must(fence.Acquire(background, []string{"order:7"}, short))
-	exec := func(sql string) pgfence.PgxWork {
-		return func(ctx context.Context, tx pgx.Tx) error { return errorOf(tx.Exec(ctx, sql)) }
-	}
 	p.isError(lease.Guard(background, pool, exec("COMMIT")), pgfence.TransactionLost)
+	for _, on := range []pgfence.Pgx{pool, struct{ pgfence.Pgx }{pool}} {
+		begins := lease.Guard(background, on, exec("COMMIT; BEGIN"))
+		p.equal(p.isError(begins, pgfence.TransactionLost).InDoubt, true)
+	}
 	pooled := must(pool.Acquire(background))
 	// The transaction takes longer than the ttl: the heartbeat does not need the pool.
 	noError(lease.Guard(background, pooled, exec("SELECT pg_sleep(1.5)")))

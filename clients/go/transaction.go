@@ -19,7 +19,7 @@ import (
 )
 
 // Pgx begins transactions of pgx: a *pgx.Conn, a *pgxpool.Pool, a *pgxpool.Conn, or a type of the
-// program. A pgx.Tx begins a savepoint.
+// program, whose transactions take one more round trip. A pgx.Tx begins a savepoint.
 type Pgx interface {
 	Begin(context.Context) (pgx.Tx, error)
 }
@@ -66,6 +66,21 @@ func (t *transaction) session() string {
 	return "open"
 }
 
+// verifyMark asks the server if the transaction is still the guard's.
+func (t *transaction) verifyMark(ctx context.Context) error {
+	set, err := t.text(ctx, statement{
+		sql: "SELECT nullif(current_setting(" + mark(t.isInner) + ", true), '')",
+	})
+	if errors.Is(err, sql.ErrTxDone) && ctx.Err() == nil || err == nil && set == nil {
+		return pgx.ErrTxClosed
+	}
+	return err
+}
+
+// checkedCommit commits only the guard's transaction: otherwise the division fails.
+var checkedCommit = "SELECT 1 / count(*) WHERE current_setting(" + mark(false) + ", true) = 'on';" +
+	" COMMIT"
+
 var errInTransaction = errors.New("pgfence: the connection is in a transaction already: " +
 	"guard its pgx.Tx or *sql.Tx, by a savepoint")
 
@@ -93,7 +108,14 @@ func beginPgx(from Pgx, work PgxWork) beginFunc {
 		case pgx.Tx:
 			t.conn, t.isInner = source.Conn(), true
 		}
-		tx, err := source.Begin(ctx)
+		begin, isChecked := source.Begin, t.isInner
+		if own, ok := source.(*pgx.Conn); ok {
+			isChecked = true
+			begin = func(ctx context.Context) (pgx.Tx, error) {
+				return own.BeginTx(ctx, pgx.TxOptions{CommitQuery: checkedCommit})
+			}
+		}
+		tx, err := begin(ctx)
 		if err != nil {
 			return err
 		}
@@ -105,7 +127,7 @@ func beginPgx(from Pgx, work PgxWork) beginFunc {
 			err = tx.QueryRow(ctx, s.sql, args...).Scan(&text)
 			return text, err
 		}
-		t.verify = func(context.Context) error {
+		t.verify = func(ctx context.Context) error {
 			switch {
 			case conn.IsClosed():
 				return net.ErrClosed
@@ -115,10 +137,19 @@ func beginPgx(from Pgx, work PgxWork) beginFunc {
 				return pgx.ErrTxCommitRollback
 			case conn.TxStatus() == 'I':
 				return pgx.ErrTxClosed
+			case isChecked:
+				return nil
 			}
-			return nil
+			return t.verifyMark(ctx)
 		}
-		t.commit = tx.Commit
+		t.commit = func(ctx context.Context) error {
+			err := tx.Commit(ctx)
+			// A COMMIT that fails ends the transaction, and the driver then leaves the session open.
+			if codeOf(err) == "22012" && conn.IsClosed() {
+				err = fmt.Errorf("%w: %w", pgx.ErrTxClosed, err)
+			}
+			return err
+		}
 		t.rollback = func(ctx context.Context) error {
 			err := tx.Rollback(ctx)
 			isLeft := err != nil && !errors.Is(err, pgx.ErrTxClosed)
@@ -193,16 +224,7 @@ func beginSQL(from SQL, work SQLWork) beginFunc {
 			err = tx.QueryRowContext(ctx, s.sql, s.args...).Scan(&text)
 			return text, err
 		}
-		t.verify = func(ctx context.Context) error {
-			// The token was set for the guard's transaction alone.
-			token, err := t.text(ctx, statement{
-				sql: "SELECT nullif(current_setting('pg_fence.token', true), '')",
-			})
-			if errors.Is(err, sql.ErrTxDone) && ctx.Err() == nil || err == nil && token == nil {
-				return pgx.ErrTxClosed
-			}
-			return err
-		}
+		t.verify = t.verifyMark
 		return err
 	}
 }
@@ -420,12 +442,18 @@ func (g *guard) sendEach(
 	t *transaction, forRow func(*Lease) statement, forNames func(string) statement,
 ) error {
 	var named Leases
+	send := func(s statement) (missing *string, err error) {
+		if g.stage == "begin" {
+			s = marked(s, t.isInner)
+		}
+		return t.text(g.until, s)
+	}
 	for _, l := range g.leases {
 		if l.tableJSON == "" {
 			named = append(named, l)
 			continue
 		}
-		missing, err := t.text(g.until, forRow(l))
+		missing, err := send(forRow(l))
 		if err != nil {
 			return err
 		}
@@ -441,7 +469,7 @@ func (g *guard) sendEach(
 	if len(named) == 0 && len(g.leases) > 0 {
 		return nil
 	}
-	missing, err := t.text(g.until, forNames(g.pairs(named)))
+	missing, err := send(forNames(g.pairs(named)))
 	if err != nil || missing == nil {
 		return err
 	}

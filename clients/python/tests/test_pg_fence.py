@@ -199,7 +199,8 @@ class Tests(unittest.TestCase):
                     await execute(on, PAY.replace("paid", "undone"))
                     raise RuntimeError("the program's own") from refused
             async with entered(lease.guard(on)):
-                await execute(on, "SELECT 1")
+                # From here on the session presents the token in all its transactions.
+                await execute(on, f"SET pg_fence.token = {lease.token}")
             self.assertEqual(self.value(STATUS), "paid")
             # SQLAlchemy on asyncpg sends one statement at a time.
             is_alchemys = isinstance(on, (Session, AsyncSession, AsyncConnection))

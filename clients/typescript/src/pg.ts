@@ -2,10 +2,10 @@
 import type { Duplex } from "node:stream";
 import pg from "pg";
 import { isSettings, type Opener, type Session } from "./connection.js";
-import { codeOf } from "./errors.js";
+import { codeOf, sqlstateOf } from "./errors.js";
 import * as fence from "./fence.js";
 import { endsSession } from "./lease_state.js";
-import type { Counted } from "./statements.js";
+import { type Counted, isOpen } from "./statements.js";
 import { NotOpen, Transaction } from "./transaction.js";
 
 export * from "./index.js";
@@ -91,6 +91,9 @@ function sessionOn(client: pg.ClientBase, ended: () => void): Session {
   };
 }
 
+/** Commits only the guard's transaction: otherwise the division fails, and nothing is committed. */
+const COMMIT = `SELECT 1 / count(*) ${isOpen(false).from}; COMMIT`;
+
 class PgTransaction extends Transaction<pg.ClientBase> {
   #client: pg.ClientBase | undefined;
   #release: (isBroken: boolean) => void = () => {};
@@ -142,13 +145,17 @@ class PgTransaction extends Transaction<pg.ClientBase> {
   }
 
   async commit(): Promise<void> {
-    const end = this.#run(this.isInner ? "RELEASE SAVEPOINT pg_fence" : "COMMIT");
-    const result = await end.catch((error) => {
+    const end = this.#run(this.isInner ? "RELEASE SAVEPOINT pg_fence" : COMMIT);
+    await end.catch(async (error) => {
       // The driver's query_timeout leaves the statement running.
       if (codeOf(error) === "") this.markBroken(error);
+      // A COMMIT that fails ends the transaction. After the division any statement fails.
+      const isOfDivision = (): never => {
+        throw new NotOpen("no transaction");
+      };
+      if (sqlstateOf(error) === "22012") await this.#run("SELECT").catch(isOfDivision);
       throw error;
     });
-    if (result?.command === "ROLLBACK") throw new NotOpen("25P02");
   }
 
   protected undo(): Promise<unknown> {

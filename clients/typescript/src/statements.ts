@@ -116,19 +116,19 @@ export class Statements {
 
   /** Guards the leases. They are sorted, so that two transactions cannot deadlock. Each transaction
    * registers the number and the holder of an adopted lease. */
-  guard(pairs: readonly Pair[]): Counted {
+  guard(pairs: readonly Pair[], isInner: boolean): Counted {
     const holders = pairs.flatMap(({ holder }) => holder ?? []);
     const adopted = "(SELECT lease_adopt(x.name, x.token, $3::text))";
     const token = holders.length > 0 ? adopted : "x.token";
-    const from = `FROM (SELECT count(lease_guard(x.name, ${token})) AS n
+    const from = `FROM ${marks(isInner)}, (SELECT count(lease_guard(x.name, ${token})) AS n
       FROM (SELECT * FROM ${PAIRS} ORDER BY name COLLATE "C") AS x) AS guarded WHERE n > 0`;
     return { from: this.#qualified(from), values: [...valuesOf(pairs), ...holders] };
   }
 
   /** Writes the row and presents its token. Returns no row if the lease is lost. */
-  guardRow(holding: Holding): Counted {
-    const from = `FROM lease_guard_row(${TABLE}, ($5::text[]::jsonb[])[1], ($6::bigint[])[1],
-      ${COLUMNS}) AS t WHERE t IS NOT NULL`;
+  guardRow(holding: Holding, isInner: boolean): Counted {
+    const from = `FROM ${marks(isInner)}, lease_guard_row(${TABLE}, ($5::text[]::jsonb[])[1],
+      ($6::bigint[])[1], ${COLUMNS}) AS t WHERE t IS NOT NULL`;
     return { from: this.#qualified(from), values: rowOf(holding) };
   }
 
@@ -151,9 +151,14 @@ const valuesOf = (pairs: readonly Pair[]) => [
   list(pairs.map(({ token }) => token)),
 ];
 
-/** Returns a row while the transaction is open: its end resets the setting that its guard has
- * made. */
-export const isOpen: Counted = {
-  from: "WHERE current_setting('pg_fence.token', true) <> ''",
+/** A guard makes a setting that ends with its transaction. The session may have the token before and
+ * after that. An inner guard has another setting, as the work may have begun the transaction of that
+ * guard itself. */
+const mark = (isInner: boolean) => `'pg_fence_client.${isInner ? "savepoint" : "transaction"}'`;
+const marks = (isInner: boolean) => `set_config(${mark(isInner)}, 'on', true)`;
+
+/** Returns a row while the transaction is the guard's. */
+export const isOpen = (isInner: boolean): Counted => ({
+  from: `WHERE current_setting(${mark(isInner)}, true) = 'on'`,
   values: [],
-};
+});

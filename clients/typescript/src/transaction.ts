@@ -85,7 +85,7 @@ export abstract class Transaction<Tx> {
 
   /** Throws an error if the transaction has failed, or is no longer open. */
   async check(): Promise<void> {
-    if ((await this.count(isOpen)) === 0) throw new NotOpen("no transaction");
+    if ((await this.count(isOpen(this.isInner))) === 0) throw new NotOpen("no transaction");
   }
 
   /** Rolls back, or cuts the connection if that fails or takes too long. `late` is called if it
@@ -231,16 +231,17 @@ class Guard<Tx> {
   async #runWork<T>(work: (tx: Tx) => PromiseLike<T>): Promise<T> {
     const { heartbeat, holdings, release } = this.by;
     const tx = await this.transaction.begin();
+    const { isInner } = this.transaction;
     this.#stage = "begin";
     // Rows are written first, so that nobody else can claim them.
     for (const row of this.#rows) {
-      const count = await this.transaction.count(heartbeat.statements.guardRow(row));
+      const count = await this.transaction.count(heartbeat.statements.guardRow(row, isInner));
       if (count === 0) throw this.#goneError(row.names, row);
     }
     this.#hasRowLocks = this.#rows.length > 0;
     if (this.#hasRowLocks) heartbeat.rowLocked(this.#rows);
     if (this.#pairs.length > 0)
-      await this.transaction.count(heartbeat.statements.guard(this.#pairs));
+      await this.transaction.count(heartbeat.statements.guard(this.#pairs, isInner));
     this.#check();
     this.#stage = "work";
     const result = await this.transaction.resultOf(work(tx));

@@ -365,14 +365,26 @@ test("a commit that times out in the driver is in doubt", { skip: !ON_PG }, asyn
   });
 });
 
+test("the end of a transaction is noticed in a session that presents the token itself", async () => {
+  await using lease = await fence.lease("order:7", LONG);
+  const ends = `SET pg_fence.token = ${lease.token}; COMMIT; BEGIN; ${PAY}`;
+  const lost = await errorOf(() => lease.guard(on, (tx) => run(tx, ends)));
+  assert.ok(lost instanceof TransactionLost && lost.inDoubt, String(lost));
+  assert.equal(await status(), "new");
+});
+
 test("an error of the program's own at the commit is left as it is", async (t) => {
-  await admin.query(`
-    CREATE FUNCTION fails() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM nothing(); END';
-    CREATE CONSTRAINT TRIGGER late AFTER UPDATE ON orders DEFERRABLE INITIALLY DEFERRED
-      FOR EACH ROW EXECUTE FUNCTION fails()`);
   t.after(() => admin.query("DROP FUNCTION fails CASCADE"));
   await using lease = await fence.lease("order:7", LONG);
-  assert.equal((await errorOf(() => lease.guard(on, (tx) => run(tx, PAY)))).code, "42883");
+  for (const [code, call] of Object.entries({ 42883: "nothing()", 22012: "1 / 0" })) {
+    await admin.query(`
+      CREATE OR REPLACE FUNCTION fails() RETURNS trigger LANGUAGE plpgsql
+        AS 'BEGIN PERFORM ${call}; END';
+      DROP TRIGGER IF EXISTS late ON orders;
+      CREATE CONSTRAINT TRIGGER late AFTER UPDATE ON orders DEFERRABLE INITIALLY DEFERRED
+        FOR EACH ROW EXECUTE FUNCTION fails()`);
+    assert.equal((await errorOf(() => lease.guard(on, (tx) => run(tx, PAY)))).code, code);
+  }
 });
 
 test("a loss ends work that hangs, and aborts the signal", async () => {

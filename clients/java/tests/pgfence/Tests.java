@@ -155,11 +155,21 @@ final class Tests {
                     DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION late();
                 """;
         Lease lease = fence.lease("order:7", LONG);
-        for (String state : List.of("42501", "22P02", "42883")) {
+        for (String state : List.of("42501", "22012", "42883")) {
             sql(late.formatted(state));
             Executable pays = () -> lease.guard(on, () -> sql(on, PAY));
             assertEquals(state, assertThrows(SQLException.class, pays).getSQLState());
         }
+        assertEquals("new", sql(STATUS));
+    }
+
+    /** The session presents the token in all its transactions. */
+    @Test
+    void theEndOfATransactionIsNoticed() throws Exception {
+        Lease lease = fence.lease("order:7", LONG);
+        sql(on, "SET pg_fence.token = " + lease.token());
+        Executable ends = () -> lease.guard(on, () -> sql(on, "ROLLBACK; BEGIN; " + PAY));
+        assertTrue(assertThrows(TransactionLost.class, ends).inDoubt());
         assertEquals("new", sql(STATUS));
     }
 

@@ -51,7 +51,6 @@ _GUARD_ADOPTED = f"""SELECT count({{0}}lease_guard(x.name,
 #: Returns a name that could not be released, or NULL.
 RELEASE_IN_GUARD = f"""SELECT min(x.name) FILTER (WHERE {{0}}lease_release(x.name, x.token) IS NULL)
     FROM {_PAIRS}"""
-CURRENT_TOKEN = "SELECT current_setting('pg_fence.token', true)"
 
 
 def span(ms: int) -> str:
@@ -107,10 +106,26 @@ def guard(pairs: list[Any], adopted_by: str | None) -> Statement:
     return (_GUARD_ADOPTED, [adopted_by, *pairs]) if adopted_by else (_GUARD, pairs)
 
 
+def _mark(is_inner: bool) -> str:
+    return f"'pg_fence_client.{'savepoint' if is_inner else 'transaction'}'"
+
+
+def marked(statement: Statement, is_inner: bool) -> Statement:
+    """Adds to a guard's statement a setting that ends with its transaction. The session may have the
+    token before and after that. An inner guard has another setting, as the work may have begun the
+    transaction of that guard itself."""
+    return f"{statement[0]}, set_config({_mark(is_inner)}, 'on', true)", statement[1]
+
+
+def mark(is_inner: bool) -> Statement:
+    """Returns the statement whose value is true while the transaction is the guard's."""
+    return f"SELECT current_setting({_mark(is_inner)}, true) = 'on'", []
+
+
 # Leases in rows.
 
-_GUARD_ROW = """SELECT {0}lease_guard_row(%s::text::regclass, %s::text[]::name[], %s::text::jsonb,
-    %s::bigint, %s::text, %s::text)"""
+_GUARD_ROW = """SELECT * FROM {0}lease_guard_row(%s::text::regclass, %s::text[]::name[],
+    %s::text::jsonb, %s::bigint, %s::text, %s::text)"""
 _RELEASE_ROWS = """SELECT {0}lease_release_rows(%s::text::regclass, %s::text[]::name[],
     %s::text[]::jsonb[], %s::bigint[], %s::text, %s::text)"""
 

@@ -67,6 +67,18 @@ record Statements(String schema) {
     private static final String GUARD_ADOPTED =
             "SELECT @lease_guard(x.name, (SELECT @lease_adopt(x.name, x.token, ?))) FROM " + PAIRS;
 
+    /**
+     * Settings that a guard makes, and that end with its transaction. The session may have the
+     * token before and after that. An inner guard has another one, as the work may have begun the
+     * transaction of that guard itself.
+     */
+    private static final String MARK = "'pg_fence_client.transaction'",
+            INNER_MARK = "'pg_fence_client.savepoint'";
+
+    /** Commits only the guard's transaction: otherwise the division fails. */
+    static final String COMMIT =
+            "SELECT 1 / count(*) WHERE current_setting(" + MARK + ", true) = 'on'; COMMIT";
+
     private static final String TABLE_ARGS =
             "relation => ?::text::regclass, key_columns => ?::name[], fence_column => ?,"
                     + " deadline => ?";
@@ -133,6 +145,12 @@ record Statements(String schema) {
         return sql(UNDO, lockTimeout(call), call.names, call.holder);
     }
 
+    /** Adds the setting to a guard's statement. */
+    static Statement marked(Statement guard, boolean isInner) {
+        String mark = isInner ? INNER_MARK : MARK;
+        return new Statement(guard.sql + ", set_config(" + mark + ", 'on', true)", guard.arguments);
+    }
+
     Statement guard(List<? extends Holding> leases) {
         return sql(GUARD, names(leases), tokens(leases));
     }
@@ -187,7 +205,8 @@ record Statements(String schema) {
 
     /** Guards a row lease. Returns the token, or NULL if the lease is gone. */
     Statement guardRow(Lease row) {
-        String guard = "SELECT @lease_guard_row(" + TABLE_ARGS + ", key => ?::jsonb, token => ?)";
+        String guard =
+                "SELECT * FROM @lease_guard_row(" + TABLE_ARGS + ", key => ?::jsonb, token => ?)";
         return sql(guard, row.table, row.names().get(1), row.token());
     }
 

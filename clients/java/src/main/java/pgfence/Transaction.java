@@ -17,14 +17,8 @@ import java.util.function.BiConsumer;
  * is guarded from a savepoint on.
  */
 final class Transaction {
-    /**
-     * Commits only the guarded transaction. If the work has ended it and begun another one, the
-     * setting has no token there, and the cast fails.
-     */
-    private static final String COMMIT = "SELECT current_setting('pg_fence.token')::bigint; COMMIT";
-
-    /** The SQLSTATEs of a savepoint that does not exist, and of a setting without a token. */
-    private static final String NO_SAVEPOINT = "3B001", NO_TOKEN = "22P02";
+    /** The SQLSTATEs of a savepoint that does not exist, and of a commit of another transaction. */
+    private static final String NO_SAVEPOINT = "3B001", NO_MARK = "22012";
 
     /** The SQLSTATE after a statement that has failed, and the code of a transaction's end. */
     private static final String HAS_FAILED = "25P02", NO_TRANSACTION = "no transaction";
@@ -171,15 +165,15 @@ final class Transaction {
                     "the connection stays in autocommit: there is nothing to guard");
         }
         for (Lease row : rows) {
-            if (rows(heartbeat.statements.guardRow(row)).get(0)[0] == null) {
+            if (marked(heartbeat.statements.guardRow(row)).get(0)[0] == null) {
                 throw lossOf(row);
             }
         }
         reportRowLocks(true);
         if (leases.isEmpty()) {
-            rows(heartbeat.statements.guardAdopted(holdings));
+            marked(heartbeat.statements.guardAdopted(holdings));
         } else if (!named.isEmpty()) {
-            rows(heartbeat.statements.guard(named));
+            marked(heartbeat.statements.guard(named));
         }
     }
 
@@ -236,7 +230,7 @@ final class Transaction {
         if (isInner) {
             execute("RELEASE SAVEPOINT pg_fence");
         } else {
-            execute(COMMIT);
+            execute(Statements.COMMIT);
             connection.setAutoCommit(true);
         }
     }
@@ -260,6 +254,10 @@ final class Transaction {
         }
     }
 
+    private List<Object[]> marked(Statement guard) throws SQLException {
+        return rows(Statements.marked(guard, isInner));
+    }
+
     private List<Object[]> rows(Statement statement) throws SQLException {
         return Connections.rows(connection, statement, false);
     }
@@ -273,13 +271,13 @@ final class Transaction {
     /** Returns the code of an error. */
     private String codeOf(Throwable error) {
         String state = FenceException.stateOf(error);
-        // The token is checked while the transaction is open; a commit that fails has ended it.
-        boolean hasNoToken =
+        // The mark is checked while the transaction is open; a commit that fails has ended it.
+        boolean hasNoMark =
                 stage == Stage.COMMIT
-                        && state.equals(NO_TOKEN)
+                        && state.equals(NO_MARK)
                         && raw.getTransactionState() != TransactionState.IDLE;
         boolean hasNoSavepoint = stage != Stage.WORK && state.equals(NO_SAVEPOINT);
-        return hasNoToken || hasNoSavepoint ? NO_TRANSACTION : state;
+        return hasNoMark || hasNoSavepoint ? NO_TRANSACTION : state;
     }
 
     /** Asks what follows from an error, and returns the error to throw. */
