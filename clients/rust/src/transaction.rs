@@ -470,8 +470,8 @@ impl<T: OpenTransaction> Guarded<T> {
     }
 
     async fn end(self) -> Result<(), Error> {
+        self.state.loss().map_or(Ok(()), Err)?;
         let Guarded { transaction, mut state } = self;
-        state.loss().map_or(Ok(()), Err)?;
         let (is_whole, is_last) = (state.is_whole, state.stage.is_some());
         if is_last {
             // The stage that is reported if this future is dropped during the commit.
