@@ -1,8 +1,8 @@
 #!/bin/bash
 # pycq 0.4.2 (PyPI, FIFO queue in CockroachDB or PostgreSQL): on PostgreSQL two workers are handed the same message.
 #
-# Guess: its page promises exactly-once processing: a message goes to one of the workers that ask, and the other one
-#   gets the next message or None.
+# Guess: by its page each message is handled once: it goes to one of the workers that ask, and the other one gets the
+#   next message or None.
 # Seen: get() is a SELECT that locks nothing and a DELETE by id that nobody counts. It relies on the serializable
 #   isolation that CockroachDB has by default; PostgreSQL's default is read committed. Two workers that have both read
 #   the message (here while a CREATE INDEX holds up their DELETE) both return it.
