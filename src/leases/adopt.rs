@@ -97,17 +97,18 @@ pub fn adopt(adoption: &Adoption, wait: Duration) -> Result<bool, Report> {
 /// Replaces the older grant, or ends it if its guards stay for too long. Returns whether the number was adopted; `None`
 /// if an open transaction is deleting or loading the row, for which there is no lock to wait for.
 fn replace(adoption: &Adoption, waiting: &Waiting) -> Result<Option<bool>, Report> {
+    // When the wait for the grant ends in vain, the guards that have queued behind it find this lock.
+    let mut announcement = Locks::of(&adoption.name);
+    announcement.take_within(ANNOUNCE_ADOPTION, 0, waiting)?;
     let mut locks = Locks::of(&adoption.name);
     // A transaction's own guard does not conflict with its own lock, so it is checked separately.
     let relies = guard::guards_slot(&adoption.name, 0);
-    // When the wait for the grant ends in vain, the guards that have queued behind it find this lock.
-    locks.take_within(ANNOUNCE_ADOPTION, 0, waiting)?;
     // The table stays closed during the wait, so that maintenance does not wait for this session.
     let alone = !relies && locks.take_within(ADOPT, 0, waiting)?;
     let table = LeaseTable::open(Access::Write)?;
     if !alone {
         if end_older(&table, adoption)? {
-            locks.hold_until_commit();
+            announcement.hold_until_commit();
         }
         return Ok(Some(false));
     }
@@ -180,7 +181,7 @@ fn adopt_again(adoption: &Adoption) -> Result<bool, Report> {
     Ok(true)
 }
 
-/// Ends the older grant. Returns false if another transaction is changing it.
+/// Ends the older grant. Returns false if another transaction is changing it, or if it has ended already.
 fn end_older(table: &LeaseTable, adoption: &Adoption) -> Result<bool, Report> {
     let is_there = |row: &Row| row.deleter() == Deleter::None;
     let Some(locked) = Locked::grant(table, &adoption.name, 0, END_OLDER, is_there)? else {
@@ -188,12 +189,13 @@ fn end_older(table: &LeaseTable, adoption: &Adoption) -> Result<bool, Report> {
     };
     checked(table, adoption)?;
     let row = locked.row;
-    if row.grant.closing.is_none_or(|closing| closing < adoption.token) {
+    let is_older = row.grant.closing.is_none_or(|closing| closing < adoption.token);
+    if is_older {
         locked.hold_until_commit();
         commit::flush_at_commit();
         table.replace(&row, &row.closed(adoption.token, clock::now()))?;
     }
-    Ok(true)
+    Ok(is_older)
 }
 
 fn write(

@@ -164,10 +164,14 @@ fn locked<'a>(
         let Some(locked) = Locked::seen(table, name, &seen, GUARD, has_token)? else {
             return Ok(None);
         };
-        if locked.row.grant.adopted.is_none() || !adopt::is_announced(name) {
+        // No adoption changes a grant that is closed. If this transaction has written the row, an adoption waits for it,
+        // so it must not wait for that adoption.
+        let Row { grant, .. } = &locked.row;
+        let is_settled = grant.adopted.is_none() || grant.closing.is_some() || locked.row.is_own();
+        if is_settled || !adopt::is_announced(name) {
             return Ok(Some((locked, acts)));
         }
-        // The adoption may have to close this grant, or may wait for its lock.
+        // The adoption may have ended this grant without having committed that, or may wait for its lock.
         drop(locked);
         Locks::of(name).take(AWAIT_ADOPTION, 0)?;
     }

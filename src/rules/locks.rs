@@ -9,7 +9,8 @@
 //! `storage/lmgr/lock.c`). A transaction never conflicts with itself.
 
 /// What is locked, in the order in which a call takes its locks, so that no two calls wait for each other. Locks that
-/// are not waited for may be taken in any order.
+/// are not waited for may be taken in any order. One step is out of this order: a guard of several leases may wait for
+/// an adoption ([`AWAIT_ADOPTION`]) with grants locked, and the deadlock detector finds a circle.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Lock {
     /// The queue of a lease. The session that holds this lock is the head, and the only one of the queue that tries to
