@@ -80,19 +80,19 @@ func (s schema) undo(e effect) statement {
 // can send a text.
 const pairsFromJSON = `jsonb_to_recordset($1::text::jsonb) AS x(name text, token bigint, holder text)`
 
-// mark returns the name of a setting that a guard makes and that ends with its transaction. The
+// setting returns the name of a setting that a guard makes and that ends with its transaction. The
 // session may have the token before and after that. An inner guard has another setting, as the work
 // may have begun the transaction of that guard itself.
-func mark(isInner bool) string {
+func setting(isInner bool) string {
 	if isInner {
 		return "'pg_fence_client.savepoint'"
 	}
 	return "'pg_fence_client.transaction'"
 }
 
-// marked adds the setting to a guard's statement.
-func marked(s statement, isInner bool) statement {
-	return statement{s.sql + ", set_config(" + mark(isInner) + ", 'on', true)", s.args}
+// withSetting adds the setting to a guard's statement.
+func withSetting(s statement, isInner bool) statement {
+	return statement{s.sql + ", set_config(" + setting(isInner) + ", 'on', true)", s.args}
 }
 
 // guard locks the names in the same order everywhere, so that transactions do not deadlock. It

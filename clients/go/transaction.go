@@ -66,10 +66,10 @@ func (t *transaction) session() string {
 	return "open"
 }
 
-// verifyMark asks the server if the transaction is still the guard's.
-func (t *transaction) verifyMark(ctx context.Context) error {
+// verifySetting asks the server if the transaction is still the guard's.
+func (t *transaction) verifySetting(ctx context.Context) error {
 	set, err := t.text(ctx, statement{
-		sql: "SELECT nullif(current_setting(" + mark(t.isInner) + ", true), '')",
+		sql: "SELECT nullif(current_setting(" + setting(t.isInner) + ", true), '')",
 	})
 	if errors.Is(err, sql.ErrTxDone) && ctx.Err() == nil || err == nil && set == nil {
 		return pgx.ErrTxClosed
@@ -78,7 +78,7 @@ func (t *transaction) verifyMark(ctx context.Context) error {
 }
 
 // checkedCommit commits only the guard's transaction: otherwise the division fails.
-var checkedCommit = "SELECT 1 / count(*) WHERE current_setting(" + mark(false) + ", true) = 'on';" +
+var checkedCommit = "SELECT 1 / count(*) WHERE current_setting(" + setting(false) + ", true) = 'on';" +
 	" COMMIT"
 
 var errInTransaction = errors.New("pgfence: the connection is in a transaction already: " +
@@ -140,7 +140,7 @@ func beginPgx(from Pgx, work PgxWork) beginFunc {
 			case isChecked:
 				return nil
 			}
-			return t.verifyMark(ctx)
+			return t.verifySetting(ctx)
 		}
 		t.commit = func(ctx context.Context) error {
 			err := tx.Commit(ctx)
@@ -224,7 +224,7 @@ func beginSQL(from SQL, work SQLWork) beginFunc {
 			err = tx.QueryRowContext(ctx, s.sql, s.args...).Scan(&text)
 			return text, err
 		}
-		t.verify = t.verifyMark
+		t.verify = t.verifySetting
 		return err
 	}
 }
@@ -444,7 +444,7 @@ func (g *guard) sendEach(
 	var named Leases
 	send := func(s statement) (missing *string, err error) {
 		if g.stage == "begin" {
-			s = marked(s, t.isInner)
+			s = withSetting(s, t.isInner)
 		}
 		return t.text(g.until, s)
 	}

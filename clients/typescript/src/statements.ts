@@ -120,14 +120,14 @@ export class Statements {
     const holders = pairs.flatMap(({ holder }) => holder ?? []);
     const adopted = "(SELECT lease_adopt(x.name, x.token, $3::text))";
     const token = holders.length > 0 ? adopted : "x.token";
-    const from = `FROM ${marks(isInner)}, (SELECT count(lease_guard(x.name, ${token})) AS n
+    const from = `FROM ${makesSetting(isInner)}, (SELECT count(lease_guard(x.name, ${token})) AS n
       FROM (SELECT * FROM ${PAIRS} ORDER BY name COLLATE "C") AS x) AS guarded WHERE n > 0`;
     return { from: this.#qualified(from), values: [...valuesOf(pairs), ...holders] };
   }
 
   /** Writes the row and presents its token. Returns no row if the lease is lost. */
   guardRow(holding: Holding, isInner: boolean): Counted {
-    const from = `FROM ${marks(isInner)}, lease_guard_row(${TABLE}, ($5::text[]::jsonb[])[1],
+    const from = `FROM ${makesSetting(isInner)}, lease_guard_row(${TABLE}, ($5::text[]::jsonb[])[1],
       ($6::bigint[])[1], ${COLUMNS}) AS t WHERE t IS NOT NULL`;
     return { from: this.#qualified(from), values: rowOf(holding) };
   }
@@ -154,11 +154,11 @@ const valuesOf = (pairs: readonly Pair[]) => [
 /** A guard makes a setting that ends with its transaction. The session may have the token before and
  * after that. An inner guard has another setting, as the work may have begun the transaction of that
  * guard itself. */
-const mark = (isInner: boolean) => `'pg_fence_client.${isInner ? "savepoint" : "transaction"}'`;
-const marks = (isInner: boolean) => `set_config(${mark(isInner)}, 'on', true)`;
+const setting = (isInner: boolean) => `'pg_fence_client.${isInner ? "savepoint" : "transaction"}'`;
+const makesSetting = (isInner: boolean) => `set_config(${setting(isInner)}, 'on', true)`;
 
 /** Returns a row while the transaction is the guard's. */
 export const isOpen = (isInner: boolean): Counted => ({
-  from: `WHERE current_setting(${mark(isInner)}, true) = 'on'`,
+  from: `WHERE current_setting(${setting(isInner)}, true) = 'on'`,
   values: [],
 });

@@ -106,20 +106,20 @@ def guard(pairs: list[Any], adopted_by: str | None) -> Statement:
     return (_GUARD_ADOPTED, [adopted_by, *pairs]) if adopted_by else (_GUARD, pairs)
 
 
-def _mark(is_inner: bool) -> str:
+def _setting(is_inner: bool) -> str:
     return f"'pg_fence_client.{'savepoint' if is_inner else 'transaction'}'"
 
 
-def marked(statement: Statement, is_inner: bool) -> Statement:
+def with_setting(statement: Statement, is_inner: bool) -> Statement:
     """Adds to a guard's statement a setting that ends with its transaction. The session may have the
     token before and after that. An inner guard has another setting, as the work may have begun the
     transaction of that guard itself."""
-    return f"{statement[0]}, set_config({_mark(is_inner)}, 'on', true)", statement[1]
+    return f"{statement[0]}, set_config({_setting(is_inner)}, 'on', true)", statement[1]
 
 
-def mark(is_inner: bool) -> Statement:
+def is_open(is_inner: bool) -> Statement:
     """Returns the statement whose value is true while the transaction is the guard's."""
-    return f"SELECT current_setting({_mark(is_inner)}, true) = 'on'", []
+    return f"SELECT current_setting({_setting(is_inner)}, true) = 'on'", []
 
 
 # Leases in rows.

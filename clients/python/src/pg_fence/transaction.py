@@ -382,17 +382,17 @@ class Guard(Block[C]):
 
     async def _present(self) -> None:
         for holding in self._rows:
-            if await self._marked(statements.guard_row(holding)) is None:
+            if await self._guard(statements.guard_row(holding)) is None:
                 self._heartbeat.suspect([holding])
                 raise LeaseLost("gone", holding.display_names)
         self._has_row_locks = bool(self._rows)
         if self._has_row_locks:
             await outcome(self._heartbeat.row_locks(self._rows, begins=True), self._is_async)
         if self._names:
-            await self._marked(self._begin)
+            await self._guard(self._begin)
 
-    async def _marked(self, statement: Statement) -> Any:
-        return await self._value(statements.marked(statement, self._driver.is_inner))
+    async def _guard(self, statement: Statement) -> Any:
+        return await self._value(statements.with_setting(statement, self._driver.is_inner))
 
     async def _value(self, statement: Statement) -> Any:
         return await self._driver.value(*self._heartbeat.of_schema(statement))
@@ -432,7 +432,8 @@ class Guard(Block[C]):
         if status is Status.INERROR:
             raise _NotOpen("25P02")
         # The driver or the work may have begun another transaction.
-        if status is Status.IDLE or not await self._value(statements.mark(self._driver.is_inner)):
+        is_open = statements.is_open(self._driver.is_inner)
+        if status is Status.IDLE or not await self._value(is_open):
             raise _NotOpen("no transaction")
 
     async def _roll_back(self, error: BaseException) -> None:

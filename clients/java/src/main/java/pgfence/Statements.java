@@ -68,16 +68,14 @@ record Statements(String schema) {
             "SELECT @lease_guard(x.name, (SELECT @lease_adopt(x.name, x.token, ?))) FROM " + PAIRS;
 
     /**
-     * Settings that a guard makes, and that end with its transaction. The session may have the
-     * token before and after that. An inner guard has another one, as the work may have begun the
-     * transaction of that guard itself.
+     * A setting that a guard makes, and that ends with its transaction. The session may have the
+     * token before and after that.
      */
-    private static final String MARK = "'pg_fence_client.transaction'",
-            INNER_MARK = "'pg_fence_client.savepoint'";
+    private static final String SETTING = "'pg_fence_client.transaction'";
 
     /** Commits only the guard's transaction: otherwise the division fails. */
     static final String COMMIT =
-            "SELECT 1 / count(*) WHERE current_setting(" + MARK + ", true) = 'on'; COMMIT";
+            "SELECT 1 / count(*) WHERE current_setting(" + SETTING + ", true) = 'on'; COMMIT";
 
     private static final String TABLE_ARGS =
             "relation => ?::text::regclass, key_columns => ?::name[], fence_column => ?,"
@@ -146,9 +144,9 @@ record Statements(String schema) {
     }
 
     /** Adds the setting to a guard's statement. */
-    static Statement marked(Statement guard, boolean isInner) {
-        String mark = isInner ? INNER_MARK : MARK;
-        return new Statement(guard.sql + ", set_config(" + mark + ", 'on', true)", guard.arguments);
+    static Statement withSetting(Statement guard) {
+        String setting = ", set_config(" + SETTING + ", 'on', true)";
+        return new Statement(guard.sql + setting, guard.arguments);
     }
 
     Statement guard(List<? extends Holding> leases) {

@@ -18,7 +18,7 @@ import java.util.function.BiConsumer;
  */
 final class Transaction {
     /** The SQLSTATEs of a savepoint that does not exist, and of a commit of another transaction. */
-    private static final String NO_SAVEPOINT = "3B001", NO_MARK = "22012";
+    private static final String NO_SAVEPOINT = "3B001", NO_SETTING = "22012";
 
     /** The SQLSTATE after a statement that has failed, and the code of a transaction's end. */
     private static final String HAS_FAILED = "25P02", NO_TRANSACTION = "no transaction";
@@ -165,15 +165,15 @@ final class Transaction {
                     "the connection stays in autocommit: there is nothing to guard");
         }
         for (Lease row : rows) {
-            if (marked(heartbeat.statements.guardRow(row)).get(0)[0] == null) {
+            if (guard(heartbeat.statements.guardRow(row)).get(0)[0] == null) {
                 throw lossOf(row);
             }
         }
         reportRowLocks(true);
         if (leases.isEmpty()) {
-            marked(heartbeat.statements.guardAdopted(holdings));
+            guard(heartbeat.statements.guardAdopted(holdings));
         } else if (!named.isEmpty()) {
-            marked(heartbeat.statements.guard(named));
+            guard(heartbeat.statements.guard(named));
         }
     }
 
@@ -254,8 +254,12 @@ final class Transaction {
         }
     }
 
-    private List<Object[]> marked(Statement guard) throws SQLException {
-        return rows(Statements.marked(guard, isInner));
+    /**
+     * Runs a statement of the guard. That of an inner guard makes no setting: the work may have
+     * begun the transaction around it. The RELEASE tells if its savepoint has ended.
+     */
+    private List<Object[]> guard(Statement statement) throws SQLException {
+        return rows(isInner ? statement : Statements.withSetting(statement));
     }
 
     private List<Object[]> rows(Statement statement) throws SQLException {
@@ -271,13 +275,13 @@ final class Transaction {
     /** Returns the code of an error. */
     private String codeOf(Throwable error) {
         String state = FenceException.stateOf(error);
-        // The mark is checked while the transaction is open; a commit that fails has ended it.
-        boolean hasNoMark =
+        // The setting is checked while the transaction is open; a commit that fails has ended it.
+        boolean hasNoSetting =
                 stage == Stage.COMMIT
-                        && state.equals(NO_MARK)
+                        && state.equals(NO_SETTING)
                         && raw.getTransactionState() != TransactionState.IDLE;
         boolean hasNoSavepoint = stage != Stage.WORK && state.equals(NO_SAVEPOINT);
-        return hasNoMark || hasNoSavepoint ? NO_TRANSACTION : state;
+        return hasNoSetting || hasNoSavepoint ? NO_TRANSACTION : state;
     }
 
     /** Asks what follows from an error, and returns the error to throw. */
