@@ -4,7 +4,7 @@
 
 use crate::cluster::Cluster;
 use anyhow::{Context, Result, ensure};
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::io::{self, BufRead, BufReader};
 use std::process::Stdio;
 
@@ -16,7 +16,8 @@ pub fn changed(cluster: &Cluster, timeline: u32, start: &str) -> Result<Vec<Stri
     let (high, low) = start.split_once('/').context("no LSN")?;
     let part = |text| u32::from_str_radix(text, 16);
     let first = (timeline, part(high)?, part(low)? >> 24);
-    let last = segments(cluster, timeline)?.into_iter().max().context("no segment")?;
+    let of_timeline = |segment: &Segment| segment.0 == timeline;
+    let last = segments(cluster)?.into_iter().filter(of_timeline).max().context("no segment")?;
     let mut program = cluster.install_dir().command("pg_waldump")?;
     program.args(["--start", start, "--path"]).arg(cluster.data().join("pg_wal"));
     // Without names pg_waldump reads the size of the segments from any of them, also from one that is still empty.
@@ -43,25 +44,23 @@ pub fn changed(cluster: &Cluster, timeline: u32, start: &str) -> Result<Vec<Stri
 
 /// The same for all WAL that exists of its latest timeline.
 pub fn changed_lately(cluster: &Cluster) -> Result<Vec<String>> {
-    let timeline = all_segments(cluster)?.into_iter().max().context("no segment")?.0;
-    let (_, high, low) = segments(cluster, timeline)?.into_iter().min().context("no segment")?;
+    let segments = segments(cluster)?;
+    let timeline = segments.last().context("no segment")?.0;
+    let first = segments.iter().find(|segment| segment.0 == timeline);
+    let (_, high, low) = first.context("no segment")?;
     changed(cluster, timeline, &format!("{high:X}/{:X}", low << 24))
 }
 
-fn segments(cluster: &Cluster, timeline: u32) -> Result<Vec<Segment>> {
-    let of_timeline = |segment: &Segment| segment.0 == timeline;
-    Ok(all_segments(cluster)?.into_iter().filter(of_timeline).collect())
-}
-
-fn all_segments(cluster: &Cluster) -> Result<Vec<Segment>> {
-    let mut segments = Vec::new();
+fn segments(cluster: &Cluster) -> Result<BTreeSet<Segment>> {
+    let mut segments = BTreeSet::new();
     for entry in std::fs::read_dir(cluster.data().join("pg_wal"))? {
         let name = entry?.file_name().to_string_lossy().into_owned();
+        // The parts of the name are the timeline and two parts of the position: 000000010000000A000000FF.
         let number = |part: usize| u32::from_str_radix(name.get(part * 8..part * 8 + 8)?, 16).ok();
         if let (24, Some(timeline), Some(high), Some(low)) =
             (name.len(), number(0), number(1), number(2))
         {
-            segments.push((timeline, high, low));
+            segments.insert((timeline, high, low));
         }
     }
     Ok(segments)
