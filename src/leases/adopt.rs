@@ -10,7 +10,6 @@ use super::guard;
 use super::known::{check_role, of_another_holder};
 use super::locks::{Locked, Locks};
 use crate::errors::{self, Report};
-use crate::pg::locks::lock::LockTag;
 use crate::pg::locks::wait::{self, Waiting};
 use crate::pg::session::clock;
 use crate::pg::session::commit;
@@ -21,7 +20,7 @@ use crate::pg::state::row::{Deleter, Lifetime, NewGrant, Row};
 use crate::statistics::{self, Counter};
 use crate::tokens;
 use pg_fence_rules::grant::{self, Adopt, Grant, Holders, Mode};
-use pg_fence_rules::locks::{ADOPT, ANNOUNCE_ADOPTION, AWAIT_ADOPTION, CHANGE, END_OLDER};
+use pg_fence_rules::locks::{ADOPT, ANNOUNCE_ADOPTION, CHANGE, END_OLDER};
 use pg_fence_rules::names::Level;
 use pg_fence_rules::{Epoch, Token};
 use std::time::Duration;
@@ -60,11 +59,6 @@ pub fn is_used_here() -> bool {
         Ok(())
     });
     looked.is_ok() && found
-}
-
-/// Returns true if another transaction adopts the lease, or has waited in vain to do so.
-pub fn is_announced(name: &[u8]) -> bool {
-    LockTag::queue(name).has_conflicts(AWAIT_ADOPTION.mode)
 }
 
 /// The decision about the adoption, by the row of the name.

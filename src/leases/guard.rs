@@ -4,7 +4,6 @@
 //! a token is checked once per lease and transaction. A guard ends with its lock, so at the rollback of its savepoint,
 //! too.
 
-use super::adopt;
 use super::known::{Caller, not_speaking, not_your_lease};
 use super::locks::{Locked, Locks};
 use super::queue;
@@ -165,13 +164,13 @@ fn locked<'a>(
             return Ok(None);
         };
         // No adoption changes a grant that is closed. If this transaction has written the row, an adoption waits for it,
-        // so it must not wait for that adoption.
+        // so it must not wait for that adoption. An adopted lease has no queue but of adoptions.
         let Row { grant, .. } = &locked.row;
         let is_settled = grant.adopted.is_none() || grant.closing.is_some() || locked.row.is_own();
-        if is_settled || !adopt::is_announced(name) {
+        if is_settled || !queue::somebody_waits(name) {
             return Ok(Some((locked, acts)));
         }
-        // The adoption may have ended this grant without having committed that, or may wait for its lock.
+        // The adoption may have ended this grant and not have committed that yet, or may wait for the lock of the grant.
         drop(locked);
         Locks::of(name).take(AWAIT_ADOPTION, 0)?;
     }

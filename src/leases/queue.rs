@@ -35,7 +35,7 @@ struct Changed {
     is_over: bool,
 }
 
-/// Returns true if a session waits for this lease.
+/// Returns true if a session waits for this lease, or has announced that it adopts the lease.
 pub fn somebody_waits(name: &[u8]) -> bool {
     LockTag::queue(name).has_conflicts(SOMEBODY_WAITS.mode)
 }

@@ -14,7 +14,7 @@
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Lock {
     /// The queue of a lease. The session that holds this lock is the head, and the only one of the queue that tries to
-    /// acquire.
+    /// acquire. An adopted lease has no such queue: there a transaction announces by this lock that it adopts the lease.
     Queue,
     /// The turn of a shared or slot acquire, from its choice of a slot until it has written its row. It is released when
     /// the call ends.
