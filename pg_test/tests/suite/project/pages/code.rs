@@ -125,7 +125,6 @@ fn a_released_lease_is_available_at_once(harness: &Harness) -> Result<()> {
 #[harness_test]
 fn a_client_s_page_lets_the_role_of_its_workers_work(harness: &Harness) -> Result<()> {
     let cluster = harness.builder().start()?;
-    cluster.connect("postgres")?.run("CREATE ROLE app LOGIN")?;
     let lets = |held: &Cell| held.text.contains("lets_the_role");
     let paths: Vec<_> = listed()?.into_iter().filter(|row| lets(&row[3])).collect();
     ensure!(paths.len() > 4, "only {} pages", paths.len());
@@ -138,6 +137,7 @@ fn a_client_s_page_lets_the_role_of_its_workers_work(harness: &Harness) -> Resul
             "BEGIN; SELECT set_config('pg_fence.token', '{token}', true); UPDATE orders SET status = 'paid' WHERE id = 7; COMMIT"
         ));
         paid.context(path.text)?;
+        cluster.connect(&database)?.run("DROP OWNED BY app; DROP ROLE app")?;
     }
     Ok(())
 }
