@@ -142,7 +142,8 @@ class LeaseState(Sender):
     @property
     def is_renewable(self) -> bool:
         """True if the shared connection renews it at `beat_at`."""
-        return self.is_live and not (self.is_busy or self.confirms_separately)
+        is_on_shared = self.state == HELD or (self.state == CONFIRMING and not self.connection)
+        return is_on_shared and not self.is_busy
 
     def remaining(self, now: int) -> int:
         """Returns how long the client may believe that it holds the lease, without an input."""
@@ -372,14 +373,21 @@ class LeaseStates(Sender):
                 times.append(lease.until + QUEUE_TIMEOUT)
                 if lease.acquires_separately or is_free:
                     times.append(lease.due_at)
-        live = [lease for lease in self.leases.values() if lease.is_live]
-        times += [lease.ends_at for lease in live]
-        times += [lease.deadline for lease in live if not lease.row_locks]
-        beating = live if is_free else [lease for lease in live if lease.confirms_separately]
-        times += [lease.beat_at for lease in beating if not lease.is_busy]
+        next_check = now + CHECK_INTERVAL
+        if any(lease.is_live for lease in self.leases.values()):
+            times.append(next_check)
+        for lease in self.leases.values():
+            # The comparisons come first: few of many leases have a time before the next check.
+            if lease.ends_at < next_check and lease.is_live:
+                times.append(lease.ends_at)
+            if lease.deadline < next_check and lease.is_live and not lease.row_locks:
+                times.append(lease.deadline)
+            may_beat = lease.beat_at < next_check and lease.is_live and not lease.is_busy
+            if may_beat and (is_free or lease.confirms_separately):
+                times.append(lease.beat_at)
         if self.closed_at < NEVER and not self.has_closed:
             times.append(self.closed_at + CLOSE_TIMEOUT)
-        return max(now, min(*times, now + CHECK_INTERVAL)) if times else NEVER
+        return max(now, min(*times, next_check)) if times else NEVER
 
     def _end_by_clock(self, answer_to: int) -> None:
         for lease in list(self.leases.values()):
@@ -582,9 +590,13 @@ class LeaseStates(Sender):
         self, lease: LeaseState, rows: Sequence[Any], call: Call, kept_any: bool
     ) -> None:
         """Applies the outcomes of the names of one lease."""
-        by_name, remainings, intervals, codes = zip(*rows)
-        outcomes, known = set(by_name), [one for one in intervals if one is not None]
-        again = min(known) if known else None
+        outcomes = {row[0] for row in rows}
+        left = again = NEVER
+        for outcome, remaining, again_in, _ in rows:
+            if outcome == "kept" and remaining < left:
+                left = remaining
+            if again_in is not None and again_in < again:
+                again = again_in
         is_lost = "lost" in outcomes or "refused" in outcomes
         lease.is_renewal_answered = True
         if not lease.is_live or (is_lost and lease.last_transactions):
@@ -592,24 +604,23 @@ class LeaseStates(Sender):
         if lease.has_uncommitted_release and outcomes == {"lost"}:
             self._mark_released(lease)
         elif is_lost:
-            named = zip(lease.names, by_name, strict=True)
-            unreleased = tuple(name for name, outcome in named if outcome in {"kept", "later"})
+            named = zip(lease.names, rows, strict=True)
+            unreleased = tuple(name for name, row in named if row[0] in {"kept", "later"})
             reason = "gone" if "lost" in outcomes else "refused"
-            if reason == "refused" and not lease.table and "42501" in codes:
+            if reason == "refused" and not lease.table and any(row[3] == "42501" for row in rows):
                 lease.advice = "other role"
             self._mark_lost(lease, reason, unreleased)
         elif outcomes == {"kept"}:
-            self._extend(lease, call.sent, min(remainings), again)
+            self._extend(lease, call.sent, left, again)
         else:
             least = lease.shortest_interval(lease.deadline - self.now)
-            pause = max(again or self._pause(lease.ttl), least)
+            pause = max(again if 0 < again < NEVER else self._pause(lease.ttl), least)
             # The server was out of locks: the next transaction has them again, if this call has
             # renewed another lease.
             lease.beat_at = self.now + (0 if again == 0 and kept_any else pause)
 
-    def _extend(self, lease: LeaseState, sent: int, left: int, again: int | None) -> None:
+    def _extend(self, lease: LeaseState, sent: int, left: int, again: int) -> None:
         deadline, least = sent + _window(left), lease.shortest_interval(left)
-        again = NEVER if again is None else again
         lease.beat_at = sent + min(max(again, least), left // BEATS_PER_TTL)
         if deadline <= self.now:
             return
