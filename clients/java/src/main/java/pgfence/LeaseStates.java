@@ -787,24 +787,41 @@ final class LeaseStates {
     /** The outcomes of a call, by its leases. */
     private Map<LeaseState, List<Outcome>> byLease(Call call, List<Outcome> outcomes) {
         Map<LeaseState, List<Outcome>> byLease = new LinkedHashMap<>();
-        Iterator<Outcome> left = outcomes.iterator();
+        int from = 0;
         for (LeaseState lease : call.leases) {
-            int count = lease.namesToSend().size();
-            byLease.put(lease, Stream.generate(left::next).limit(count).toList());
+            int to = from + lease.namesToSend().size();
+            byLease.put(lease, outcomes.subList(from, to));
+            from = to;
         }
         return byLease;
     }
 
+    // These run for each renewed lease, and loops are cheaper than streams.
+
+    private static int count(List<Outcome> outcomes, String outcome) {
+        int count = 0;
+        for (Outcome one : outcomes) {
+            count += one.outcome.equals(outcome) ? 1 : 0;
+        }
+        return count;
+    }
+
     private static boolean isAny(List<Outcome> outcomes, String outcome) {
-        return outcomes.stream().anyMatch(one -> one.outcome.equals(outcome));
+        return count(outcomes, outcome) > 0;
     }
 
     private static boolean areAll(List<Outcome> outcomes, String outcome) {
-        return outcomes.stream().allMatch(one -> one.outcome.equals(outcome));
+        return count(outcomes, outcome) == outcomes.size();
     }
 
+    /** Returns the smallest span that is given, or NEVER. */
     private static long smallest(List<Outcome> outcomes, ToLongFunction<Outcome> span) {
-        return outcomes.stream().mapToLong(span).filter(ms -> ms >= 0).min().orElse(NEVER);
+        long smallest = NEVER;
+        for (Outcome one : outcomes) {
+            long ms = span.applyAsLong(one);
+            smallest = ms >= 0 ? min(smallest, ms) : smallest;
+        }
+        return smallest;
     }
 
     private void keepAnswered(Call call, Map<LeaseState, List<Outcome>> byLease) {
