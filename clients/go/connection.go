@@ -81,9 +81,12 @@ func (c *connection) hasEnded(idle time.Duration) bool {
 	if conn == nil || now()-c.usedAt < idle {
 		return false
 	}
+	pgConn := conn.PgConn()
+	if isQuiet(pgConn.Conn()) {
+		return false
+	}
 	// A deadline, not a context: at the end of a context the driver may send a cancel request,
 	// depending on its settings.
-	pgConn := conn.PgConn()
 	_ = pgConn.Conn().SetReadDeadline(time.Now().Add(time.Millisecond))
 	// The server sends the reason before it closes the connection.
 	err := pgConn.WaitForNotification(context.Background())

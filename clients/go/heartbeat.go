@@ -140,8 +140,11 @@ func (h *heartbeat) tick() {
 	defer h.mu.Unlock()
 	if current := now(); current-h.checkedAt >= checkInterval*time.Millisecond/2 {
 		h.checkedAt = current
-		for _, c := range h.connections {
-			go h.checkConnection(c)
+		// A call shows the end of its connection itself.
+		for _, state := range h.states.connections {
+			if c := h.connections[state.number]; c != nil && !state.isBusy {
+				go h.checkConnection(c)
+			}
 		}
 	}
 }
