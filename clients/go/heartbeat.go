@@ -82,8 +82,9 @@ func span(ms int64) time.Duration {
 // number is answerTo, else 0.
 func (h *heartbeat) input(answerTo int, decide func()) {
 	h.mu.Lock()
-	for _, e := range h.states.step(clock(), answerTo, decide) {
-		h.carryOut(e)
+	effects := h.states.step(clock(), answerTo, decide)
+	for i := range effects {
+		h.carryOut(&effects[i])
 	}
 	current := clock()
 	if next := h.states.wake(current); next < never {
@@ -164,10 +165,10 @@ func (h *heartbeat) checkConnection(c *connection) {
 	}
 }
 
-func (h *heartbeat) carryOut(e effect) {
+func (h *heartbeat) carryOut(e *effect) {
 	switch {
 	case e.Call > 0:
-		h.send(e)
+		h.send(*e)
 	case e.Cut > 0 || e.HangUp > 0:
 		c := h.connections[e.Cut+e.HangUp]
 		delete(h.connections, e.Cut+e.HangUp)
@@ -181,8 +182,8 @@ func (h *heartbeat) carryOut(e effect) {
 	case e.Reply != "":
 		a := h.acquires[e.Reply]
 		delete(h.acquires, e.Reply)
-		// A copy: the closure would move every effect to the heap, one for each renewed lease.
-		answer := e
+		// A copy: the next step reuses the effects.
+		answer := *e
 		h.reports = append(h.reports, func() { a.answer <- answer })
 	case e.Log != "":
 		line, reason := "leases are "+e.Log, any(cmp.Or(e.Code, string(e.Reason)))
@@ -205,11 +206,11 @@ func (h *heartbeat) carryOut(e effect) {
 	}
 }
 
-func (h *heartbeat) applyEvent(e effect) {
+func (h *heartbeat) applyEvent(e *effect) {
 	l := h.leases[e.Key]
 	switch e.Event {
 	case "acquired":
-		l = h.newLease(h.acquires[e.Key], e)
+		l = h.newLease(h.acquires[e.Key], *e)
 		h.leases[e.Key] = l
 	case "renewed":
 		if l.renewed != nil {
@@ -234,7 +235,7 @@ func (h *heartbeat) emit(event Event) {
 	if h.onEvent == nil {
 		return
 	}
-	emittedAt := now()
+	emittedAt := span(h.states.now)
 	h.reports = append(h.reports, func() {
 		// An earlier event may have held up this one.
 		event.Remaining = max(0, event.Remaining-(now()-emittedAt))

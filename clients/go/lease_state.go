@@ -780,32 +780,36 @@ func (s *leaseStates) keepAnswered(c *call, outcomes []outcome) {
 // takeOutcomes applies the outcomes of the names of one lease.
 func (s *leaseStates) takeOutcomes(l *leaseState, outcomes []outcome, sent int64, keptAny bool) {
 	left, again, advice := never, never, ""
-	count, unreleased := map[string]int{}, []string(nil)
-	for i, o := range outcomes {
-		count[o.kind]++
+	kept, gone, refused := 0, 0, 0
+	for _, o := range outcomes {
+		switch o.kind {
+		case "kept":
+			kept++
+		case "lost":
+			gone++
+		case "refused":
+			refused++
+		}
 		left = min(left, o.remaining)
 		if o.againIn >= 0 {
 			again = min(again, o.againIn)
-		}
-		if o.kind == "kept" || o.kind == "later" {
-			unreleased = append(unreleased, l.Names[i])
 		}
 		if o.code == "42501" && l.Table == "" {
 			advice = "other role"
 		}
 	}
-	isLost := count["lost"]+count["refused"] > 0
+	isLost := gone+refused > 0
 	l.isRenewalAnswered = true
 	switch {
 	case !l.isLive(), isLost && l.lastTransactions > 0:
-	case l.hasUncommittedRelease && count["lost"] == len(outcomes):
+	case l.hasUncommittedRelease && gone == len(outcomes):
 		s.markReleased(l, "")
-	case count["lost"] > 0:
-		s.markLost(l, ReasonGone, unreleased)
+	case gone > 0:
+		s.markLost(l, ReasonGone, unreleased(l, outcomes))
 	case isLost:
 		l.advice = advice
-		s.markLost(l, ReasonRefused, unreleased)
-	case count["kept"] == len(outcomes):
+		s.markLost(l, ReasonRefused, unreleased(l, outcomes))
+	case kept == len(outcomes):
 		s.extend(l, sent, left, again)
 	case again == 0 && keptAny:
 		// The server was out of locks: the next transaction has them again, as this call has
@@ -817,6 +821,16 @@ func (s *leaseStates) takeOutcomes(l *leaseState, outcomes []outcome, sent int64
 		}
 		l.beatAt = s.now + max(again, l.shortestInterval(l.deadline-s.now))
 	}
+}
+
+// unreleased returns the names that the server may still hold after these outcomes.
+func unreleased(l *leaseState, outcomes []outcome) (names []string) {
+	for i, o := range outcomes {
+		if o.kind == "kept" || o.kind == "later" {
+			names = append(names, l.Names[i])
+		}
+	}
+	return names
 }
 
 func (s *leaseStates) extend(l *leaseState, sent, left, again int64) {
