@@ -131,7 +131,6 @@ without_guard! {
 
     // utils/snapmgr.h
     pub fn GetLatestSnapshot() -> Snapshot;
-    pub fn GetActiveSnapshot() -> Snapshot;
     pub fn GetTransactionSnapshot() -> Snapshot;
     pub fn RegisterSnapshot(snapshot: Snapshot) -> Snapshot;
     pub fn UnregisterSnapshot(snapshot: Snapshot);

@@ -153,9 +153,9 @@ pub fn role_prefix_changed(_: Args) -> Result<Answer, Report> {
     Ok(Answer::Value(pgrx::pg_sys::Datum::from(0)))
 }
 
-/// `fence.visible_grants(name) → setof fence.lease`: the grants of one lease that the statement's snapshot shows. With
-/// NULL, the grants of all leases that the caller may see. A filter in a query would count the others, and EXPLAIN
-/// would show their number.
+/// `fence.visible_grants(name) → setof fence.lease`: the grants of one lease as of this call, also if the transaction
+/// keeps an older snapshot. With NULL, the grants of all leases that the caller may see, as the statement sees them. A
+/// filter in a query would count the others, and EXPLAIN would show their number.
 pub fn visible_grants(args: Args) -> Result<Answer, Report> {
     let all = args.datum(0).is_none();
     let tuples = match name(&args).filter(|name| role_prefix::may_see(name)) {
@@ -168,7 +168,7 @@ pub fn visible_grants(args: Args) -> Result<Answer, Report> {
                 true => table.self_contained(row),
                 false => Some(row.tuple()),
             };
-            table.rows(&name, AsOf::Statement).iter().filter_map(tuple).collect()
+            table.rows(&name, AsOf::Now).iter().filter_map(tuple).collect()
         }
         None => Vec::new(),
     };

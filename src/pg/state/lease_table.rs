@@ -40,8 +40,6 @@ pub enum AsOf {
     Committed,
     /// The rows in the transaction's snapshot (REPEATABLE READ and above), without this transaction's own.
     Snapshot,
-    /// The rows that the statement sees.
-    Statement,
     /// The rows committed at this moment, this transaction's own, and those that open transactions are writing.
     InFlight,
 }
@@ -385,7 +383,6 @@ unsafe fn with_snapshot(as_of: AsOf, work: impl FnOnce(pg_sys::Snapshot)) {
             AsOf::InFlight => return work(&mut dirty_snapshot()),
             AsOf::Now | AsOf::Committed => *raw::GetLatestSnapshot(),
             AsOf::Snapshot => *raw::GetTransactionSnapshot(),
-            AsOf::Statement => *raw::GetActiveSnapshot(),
         };
         if matches!(as_of, AsOf::Committed | AsOf::Snapshot) {
             // At the transaction's first command none of its own rows exist, so this hides them.
