@@ -15,7 +15,6 @@ use crate::pg::session::xact;
 use crate::pg::state::lease_table::{Access, AsOf, LeaseTable};
 use crate::pg::state::row::Row;
 use crate::statistics::{self, Counter};
-use pg_fence_rules::Instant;
 use pg_fence_rules::grant::Mode;
 use std::ffi::CStr;
 use std::time::Duration;
@@ -194,11 +193,11 @@ pub fn prune(args: Args) -> Result<Answer, Report> {
     let older_than = arguments::older_than(&args, 0)?;
     xact::writable(c"lease_prune()");
     let table = LeaseTable::open(Access::Write)?;
-    let horizon = clock::now() - older_than;
+    let now = clock::now();
     // Rows of adopted names stay: they show which numbers are stale.
-    let pruned =
-        prune_all(&table, |row| row.grant.adopted.is_none() && row.over_since() < horizon)?;
-    Ok(pruned.into())
+    let is_to_go =
+        |row: &Row| row.grant.adopted.is_none() && row.over_since(now) < now - older_than;
+    Ok(prune_all(&table, is_to_go)?.into())
 }
 
 /// `lease_forget(name) → bigint`: deletes the row of an adopted name that is free, and returns the number of rows.
@@ -212,8 +211,7 @@ pub fn forget(args: Args) -> Result<Answer, Report> {
         if row.grant.adopted.is_none() {
             return Err(errors::granted_name(&name));
         }
-        forgotten +=
-            i64::from(prune_row(&table, &row, |row| is_forgettable(row, Instant::LATEST))?);
+        forgotten += i64::from(prune_row(&table, &row, is_free_adopted)?);
     }
     xact::see_own_changes();
     Ok(forgotten.into())
@@ -225,12 +223,13 @@ pub fn forget_older(args: Args) -> Result<Answer, Report> {
     let than = arguments::than(&args, 0)?;
     xact::writable(c"lease_forget_older()");
     let table = LeaseTable::open(Access::Write)?;
-    let horizon = clock::now() - than;
-    Ok(prune_all(&table, |row| is_forgettable(row, horizon))?.into())
+    let now = clock::now();
+    let is_to_go = |row: &Row| is_free_adopted(row) && row.over_since(now) < now - than;
+    Ok(prune_all(&table, is_to_go)?.into())
 }
 
-fn is_forgettable(row: &Row, horizon: Instant) -> bool {
-    row.grant.adopted.is_some() && row.grant.closing.is_some() && row.over_since() < horizon
+fn is_free_adopted(row: &Row) -> bool {
+    row.grant.adopted.is_some() && row.grant.closing.is_some()
 }
 
 /// Deletes the rows for which `is_to_go` holds, except for those of guarded grants.

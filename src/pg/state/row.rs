@@ -5,7 +5,7 @@ use crate::pg::compat;
 use crate::pg::locks::session_lock::SessionLock;
 use crate::pg::raw;
 use crate::pg::session::{client, role, xact};
-use pg_fence_rules::grant::{Grant, Mode, Tokens};
+use pg_fence_rules::grant::{Grant, Mode, Phase, Tokens};
 use pg_fence_rules::{Epoch, Instant, Span, Token};
 use pgrx::{PgMemoryContexts, pg_sys};
 
@@ -397,11 +397,15 @@ impl Row {
             .unwrap_or_default()
     }
 
-    /// The time at which the grant ended, or will end by its deadline.
-    pub fn over_since(&self) -> Instant {
-        self.fields
-            .get(Column::EndedAt)
-            .map_or(self.grant.expires_at, |d| Instant::from_micros(d.value() as i64))
+    /// The time at which the grant ended, or will end by its deadline. The end of a session is not recorded, so an
+    /// abandoned grant counts from its last renewal: its deadline may be a thousand years away.
+    pub fn over_since(&self, now: Instant) -> Instant {
+        let column = match self.grant.phase(now) {
+            Phase::Abandoned => Column::RenewedAt,
+            _ if self.fields.get(Column::EndedAt).is_some() => Column::EndedAt,
+            _ => Column::ExpiresAt,
+        };
+        Instant::from_micros(self.fields.int8(column))
     }
 
     /// The other transaction that deletes or replaces the row.
