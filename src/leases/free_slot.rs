@@ -1,8 +1,8 @@
 //! Choosing and locking a slot for a new grant.
 //!
-//! An exclusive acquire locks every slot of the lease, at once or not at all, and then decides (`alone`). Shared
-//! acquires, and those of one slot among several, live beside each other: they take turns, and each keeps its turn until
-//! its row is written, so that the next one sees that row, although nobody has committed it (`beside_others`).
+//! An exclusive acquire locks every slot whose grant is not closed, at once or not at all, and then decides (`alone`).
+//! Shared acquires, and those of one slot among several, live beside each other: they take turns, and each keeps its turn
+//! until its row is written, so that the next one sees that row, although nobody has committed it (`beside_others`).
 
 use super::guard;
 use super::locks::Locks;
@@ -16,7 +16,7 @@ use crate::pg::session::xact;
 use crate::pg::state::lease_table::{AsOf, LeaseTable};
 use crate::pg::state::row::{Deleter, Row};
 use pg_fence_rules::grant::{self, Acquire, ExistingGrant, Grant, Mode, Phase};
-use pg_fence_rules::locks::{ACQUIRE_EXCLUSIVE, BLOCK_EXCLUSIVE, TAKE_SLOT, TAKE_TURN};
+use pg_fence_rules::locks::{ACQUIRE_EXCLUSIVE, BLOCK_EXCLUSIVE, LockStep, TAKE_SLOT, TAKE_TURN};
 use pg_fence_rules::{Instant, Token};
 use std::time::Duration;
 
@@ -130,7 +130,8 @@ fn in_slot(rows: &[Row], slot: i32) -> Option<&Row> {
     rows.iter().find(|row| row.grant.slot == slot)
 }
 
-/// Locks every slot of the lease and returns slot 0, the slot of an exclusive grant.
+/// Locks the slots of the lease, so that none has a grant or a guard of another transaction, and returns slot 0, the slot
+/// of an exclusive grant.
 fn alone<'a>(
     table: &LeaseTable,
     request: &Request,
@@ -141,18 +142,24 @@ fn alone<'a>(
         return Err(BY_ANOTHER);
     }
     let mut rows = settled_rows(table, name).ok_or(BY_ANOTHER)?;
-    let others: Vec<i32> = rows.iter().map(|r| r.grant.slot).filter(|slot| *slot != 0).collect();
-    if !others.is_empty() {
-        // No slot can be added meanwhile: adding one takes the lock of slot 0, which is held here.
-        for slot in others {
-            if !locks.take(ACQUIRE_EXCLUSIVE, slot)? {
+    if rows.iter().any(|row| row.grant.slot != 0) {
+        // No slot can be added or taken meanwhile: that takes the lock of slot 0, which is held here.
+        for Row { grant, .. } in rows.iter().filter(|row| row.grant.slot != 0) {
+            let LockStep { lock, mode, .. } = ACQUIRE_EXCLUSIVE;
+            // Nobody can begin to rely on a closed grant, so it needs no lock. Past readers leave a row each, and their
+            // locks could be more than a transaction may hold.
+            let is_free = match grant.closing {
+                Some(_) => !LockTag::new(lock, name, grant.slot).has_conflicts(mode),
+                None => locks.take(ACQUIRE_EXCLUSIVE, grant.slot)?,
+            };
+            if !is_free {
                 return Err(BY_ANOTHER);
             }
         }
         // A session that held one of these locks until now may have renewed its grant.
         rows = settled_rows(table, name).ok_or(BY_ANOTHER)?;
     }
-    // All locks are held here, so only this transaction itself can still guard a grant.
+    // No other transaction has a lock that conflicts, so only this one itself can still guard a grant.
     let existing = existing(request, &rows, |seen| guard::guards_slot(name, seen.grant.slot));
     let chosen = decide(request, &rows, &existing, clock::now())?;
     if chosen.existing.is_none() && is_being_loaded(table, name) {

@@ -4,7 +4,8 @@
 use crate::search::protections;
 
 protections! {
-    /// An exclusive acquire locks every slot that has a row, not slot 0 alone.
+    /// An exclusive acquire locks every slot that has a row, or asks for its lock if the grant is closed, not slot 0
+    /// alone.
     own_every_slot,
     /// An exclusive acquire reads the rows again once it has these locks.
     read_again_under_all,

@@ -126,7 +126,12 @@ impl Step<'_> {
 
     fn lock_others(&mut self, rows: Vec<SlotRow>, mut left: Vec<i32>) {
         let slot = left.remove(0);
-        if !self.state.take(self.client, ACQUIRE_EXCLUSIVE, slot) {
+        let is_closed = rows.iter().any(|row| row.slot == slot && row.closed);
+        let is_free = match is_closed {
+            true => self.state.is_free(self.client, ACQUIRE_EXCLUSIVE, slot),
+            false => self.state.take(self.client, ACQUIRE_EXCLUSIVE, slot),
+        };
+        if !is_free {
             self.lose();
         } else if left.is_empty() {
             self.decide_alone(&rows);
