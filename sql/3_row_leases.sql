@@ -25,7 +25,7 @@ DECLARE
     shown CONSTANT pg_catalog.text := coalesce(current_setting('pg_fence.token', true), '');
     pairs CONSTANT integer := cardinality(keys);
     fault CONSTANT pg_catalog.text := CASE
-        WHEN relation IS NULL OR fence_column IS NULL OR deadline IS NULL OR num_nulls(VARIADIC key_columns) IS DISTINCT FROM 0
+        WHEN relation IS NULL OR num_nulls(VARIADIC key_columns) IS DISTINCT FROM 0
           OR num_nulls(VARIADIC keys) + num_nulls(VARIADIC tokens) + num_nulls(VARIADIC ttls) IS DISTINCT FROM 0 THEN '22004'
         WHEN cardinality(tokens) <> pairs OR cardinality(ttls) <> pairs OR pairs > 10000 OR key_columns = '{}' OR 0 >= ANY (tokens)
           OR '0' >= ANY (ttls) OR num_nonnulls(array_length(keys, 2), array_length(tokens, 2), array_length(ttls, 2)) > 0
@@ -57,6 +57,9 @@ BEGIN
             MESSAGE = 'keys, tokens and ttls must be as many, at most 10000, and not NULL; a key has a value for each column',
             HINT = 'Give a key like ["7"], a token and a positive ttl for each row.';
     END IF;
+    -- NULL means the default, as in every call.
+    fence_column := coalesce(fence_column, 'fence');
+    deadline := coalesce(deadline, 'held_until');
     -- A managed table reads the token from the setting, so its rows are renewed one by one. In pg_fence_lite the first line
     -- of the trigger's function has the arguments of the trigger.
     SELECT bool_or(starts_with(p.prosrc, format('-- [%s, "managed"', to_jsonb(fence_column))) OR position(
@@ -190,7 +193,7 @@ DECLARE
     safe_path CONSTANT pg_catalog.text := pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
     shown CONSTANT pg_catalog.text := coalesce(current_setting('pg_fence.token', true), '');
     fault CONSTANT pg_catalog.text := CASE
-        WHEN num_nulls(relation, key, token, fence_column, deadline) + num_nulls(VARIADIC key_columns) IS DISTINCT FROM 0 THEN '22004'
+        WHEN num_nulls(relation, key, token) + num_nulls(VARIADIC key_columns) IS DISTINCT FROM 0 THEN '22004'
         WHEN token < 1 OR key_columns = '{}' OR CASE jsonb_typeof(key)
             WHEN 'array' THEN jsonb_array_length(key) <> cardinality(key_columns) ELSE true END THEN '22023' END;
     is_managed boolean;
@@ -202,6 +205,8 @@ BEGIN
         RAISE EXCEPTION USING ERRCODE = fault, DETAIL = '{"argument": "key"}',
             MESSAGE = 'key and token must not be NULL; a key has a value for each column', HINT = 'Give a key like ["7"] and a token.';
     END IF;
+    fence_column := coalesce(fence_column, 'fence');
+    deadline := coalesce(deadline, 'held_until');
     SELECT bool_or(starts_with(p.prosrc, format('-- [%s, "managed"', to_jsonb(fence_column))) OR position(
                convert_to(fence_column, getdatabaseencoding()) || decode('006d616e6167656400', 'hex') IN t.tgargs) = 1)
       INTO is_managed
@@ -257,7 +262,7 @@ DECLARE
     shown CONSTANT pg_catalog.text := coalesce(current_setting('pg_fence.token', true), '');
     pairs CONSTANT integer := cardinality(keys);
     fault CONSTANT pg_catalog.text := CASE
-        WHEN relation IS NULL OR fence_column IS NULL OR deadline IS NULL OR num_nulls(VARIADIC key_columns) IS DISTINCT FROM 0
+        WHEN relation IS NULL OR num_nulls(VARIADIC key_columns) IS DISTINCT FROM 0
           OR num_nulls(VARIADIC keys) + num_nulls(VARIADIC tokens) IS DISTINCT FROM 0 THEN '22004'
         WHEN cardinality(tokens) <> pairs OR pairs > 10000 OR key_columns = '{}' OR 0 >= ANY (tokens)
           OR num_nonnulls(array_length(keys, 2), array_length(tokens, 2)) > 0
@@ -275,6 +280,8 @@ BEGIN
             MESSAGE = 'keys and tokens must be as many, at most 10000, and not NULL; a key has a value for each column',
             HINT = 'Give a key like ["7"] and a token for each row.';
     END IF;
+    fence_column := coalesce(fence_column, 'fence');
+    deadline := coalesce(deadline, 'held_until');
     SELECT bool_or(starts_with(p.prosrc, format('-- [%s, "managed"', to_jsonb(fence_column))) OR position(
                convert_to(fence_column, getdatabaseencoding()) || decode('006d616e6167656400', 'hex') IN t.tgargs) = 1)
       INTO is_managed
