@@ -681,7 +681,11 @@ deadline_amiss AS (
         (s.is_root AND (a.atttypid <> 'timestamptz'::regtype OR a.atttypmod <> -1),
          format('%s is %s, not timestamptz: no write can pass, or deadlines are rounded', its.name,
              format_type(a.atttypid, a.atttypmod)),
-         CASE WHEN a.attgenerated = '' THEN its.alter_it || 'TYPE timestamptz;' END),
+         -- (There may be no cast, as from a number; a text is read.)
+         CASE WHEN a.attgenerated = '' AND EXISTS (
+                   SELECT FROM pg_type t WHERE t.oid = a.atttypid AND (t.typcategory = 'S' OR EXISTS (
+                          SELECT FROM pg_cast k WHERE k.castsource = t.oid AND k.casttarget = 'timestamptz'::regtype)))
+              THEN its.alter_it || format('TYPE timestamptz USING %I::timestamptz;', s.deadline) END),
         (a.attgenerated <> '' AND s.is_root, its.name || ' is generated: no write can pass',
          its.alter_it || 'DROP EXPRESSION;'),
         (a.atthasdef AND a.attgenerated = '', its.name || ' has a default: a new row is held by somebody who does not know it',
