@@ -268,7 +268,7 @@ adrift AS (
      GROUP BY p.root
     HAVING count(*) > 1 OR 1 <> (
            SELECT count(*)
-             FROM pg_index i JOIN pg_attribute k ON k.attrelid = i.indrelid AND k.attnum = ANY (i.indkey)
+             FROM pg_index i JOIN pg_attribute k ON k.attrelid = i.indrelid AND k.attnum = ANY (i.indkey[:i.indnkeyatts - 1])
             WHERE i.indrelid = p.root AND i.indisprimary
               AND k.attname NOT IN (SELECT o.name FROM placeholder o WHERE o.root = p.root))),
 
@@ -941,7 +941,7 @@ fence_amiss AS (
      CROSS JOIN fit
       LEFT JOIN LATERAL (
            SELECT string_agg(format(':{%s}', a.attname), '' ORDER BY a.attnum)
-             FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey)
+             FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey[:i.indnkeyatts - 1])
             WHERE i.indrelid = f.root AND i.indisprimary
            HAVING bool_and(a.atttypid = ANY (fit.types) AND a.attgenerated = ''
                   AND a.attname <> f.fence_column AND a.attname !~ '[{}]')) AS key (placeholders) ON true
@@ -1015,7 +1015,7 @@ lease_column AS (
       LEFT JOIN pg_attribute a ON a.attrelid = p.root AND a.attname = p.name AND a.attnum > 0
       LEFT JOIN LATERAL (  -- from what it was renamed, where only one column of the key can be meant
            SELECT min(k.attname::text), min(k.atttypid), min(k.attgenerated::text)
-             FROM pg_index i JOIN pg_attribute k ON k.attrelid = i.indrelid AND k.attnum = ANY (i.indkey)
+             FROM pg_index i JOIN pg_attribute k ON k.attrelid = i.indrelid AND k.attnum = ANY (i.indkey[:i.indnkeyatts - 1])
             WHERE i.indrelid = p.root AND i.indisprimary
               AND k.attname NOT IN (SELECT o.name FROM placeholder o WHERE o.root = p.root)
            HAVING count(*) = 1 AND 1 = (
