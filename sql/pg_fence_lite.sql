@@ -130,7 +130,7 @@ CREATE OR REPLACE FUNCTION start_mark(floor bigint) RETURNS bigint
 CREATE OR REPLACE FUNCTION has_begun() RETURNS bool
  RETURN coalesce(pg_sequence_last_value('fence.server_start_seq') = start_mark(floor()), false);
 
--- Distinguishes the database from a copy; 0 if the caller may not ask.
+-- Tells the database from a copy; 0 if the caller may not ask.
 CREATE OR REPLACE FUNCTION identity(floor bigint, OUT timeline int, OUT system_identifier bigint, OUT mark bigint)
 LANGUAGE plpgsql STABLE AS $$
 BEGIN
@@ -234,7 +234,7 @@ BEGIN
    AND t.relation = 'fence.turn'::regclass AND t.mode = 'AccessShareLock');
 END $$;
 
--- One attempt: the token, or NULL. `is_head` is true for the head of the queue.
+-- One attempt: the token, or NULL. `is_head`: by the head of the queue.
 CREATE OR REPLACE FUNCTION attempt(lease text, by text, ttl interval, data jsonb, reclaim bool, is_head bool)
 RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
@@ -323,7 +323,7 @@ BEGIN
  PERFORM FROM fence.lease l WHERE l.name = lease AND speaks(l, token) FOR KEY SHARE;
  is_locked := FOUND;
  IF keeps_snapshot() THEN
-  -- 40001 if the row is newer than the snapshot, because PostgreSQL refuses to lock it, or to insert it again.
+  -- 40001 if the row is newer than the snapshot: PostgreSQL refuses to lock it, or to insert it again.
   BEGIN
    IF is_locked THEN
     PERFORM FROM fence.lease l WHERE l.name = lease FOR SHARE SKIP LOCKED;
@@ -351,7 +351,7 @@ BEGIN
    'expires_at', iso(held.expires_at))::text];
 END $$;
 
--- The sessions that keep a lease from being granted; 0 stands for a prepared transaction.
+-- The sessions that keep a lease from being granted; 0 is a prepared transaction.
 CREATE OR REPLACE FUNCTION blocking_pids(locker xid) RETURNS int[] LANGUAGE plpgsql STABLE AS $$
 DECLARE lockers xid[] := ARRAY[locker];
 BEGIN
@@ -374,8 +374,8 @@ FROM fence.lease l;
 COMMENT ON VIEW fence.leases IS 'a row per lease: who holds what until when';
 
 -- The fence --
--- fence_protect writes a trigger function for the table, which passes its columns to check_write or check_row. All of it runs
--- with the writer's rights except relies, which only roles that may use leases may call.
+-- fence_protect writes a trigger function for the table, which calls check_write or check_row. All of it runs with the
+-- writer's rights except relies, which only roles that may use leases may call.
 
 CREATE OR REPLACE FUNCTION no_token(is_new bool, way text) RETURNS text[]
  RETURN ARRAY['PF002', 'no fencing token presented', CASE WHEN is_new THEN 'Leave the fence column out. Load data before fence_protect, '
@@ -410,7 +410,6 @@ BEGIN
   || coalesce(more, '{}'), relation, col);
 END $$;
 
--- The row's new fence.
 CREATE OR REPLACE FUNCTION check_write(op text, relation oid, col text, mode text, columns text[], parted bool,
  is_free bool, stored bigint, shown bigint, old_lease text, lease text, place text, key jsonb) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
@@ -477,12 +476,12 @@ CREATE OR REPLACE FUNCTION check_row(op text, relation oid, col text, mode text,
  was timestamptz, INOUT until timestamptz, place text, key jsonb) LANGUAGE plpgsql AS $$
 DECLARE
  time timestamptz := clock_timestamp();  -- under the row's lock
- named bool := op = 'UPDATE' AND coalesce(current_setting('fence_lite.named', true) = place, false);
+ named bool := op = 'UPDATE' AND current_setting('fence_lite.named', true) = place;
  by_setting bool := op = 'DELETE' OR mode = 'managed';  -- but not by a guard's
  ambient text := nullif(current_setting('pg_fence.token', true), coalesce(current_setting('fence_lite.guard', true), ''));
  token bigint := CASE WHEN op = 'INSERT' THEN NULL WHEN by_setting THEN nullif(ambient, '')::bigint WHEN named THEN shown END;
  is_own bool := op <> 'INSERT' AND is_own(split_part(place, ' ', 3)::bigint);
- is_held bool := fence IS NOT NULL AND coalesce(was > time, false);
+ is_held bool := fence IS NOT NULL AND was > time;
  is_before bool := fence IS NULL AND was IS NOT NULL;  -- a deadline from before the fence
  is_holders bool := fence IS NOT NULL AND was IS NOT NULL AND (token IS NOT NULL OR is_own);
  changes bool := op <> 'DELETE' AND until IS DISTINCT FROM was AND (is_holders AND until < was
@@ -507,7 +506,7 @@ BEGIN
   WHEN token IS NULL AND is_held AND NOT is_own
   THEN ARRAY['PF006', concat('the row is held', CASE WHEN shows THEN ' until ' || iso(was) END, ', and its token was not presented'),
    format('Its holder shows its token in column "%1$s", or to DELETE in pg_fence.token. Others wait, or evict: '
-    'SET "%2$s" = NULL, "%1$s" = "%1$s".', col, deadline)]
+    'SET %2$I = NULL, %1$I = %1$I.', col, deadline)]
   WHEN is_holders AND changes AND until > was AND NOT is_held
   THEN ARRAY['PF004', format('fencing token %s can no longer renew the row', token), 'Late: claim the row anew, or stop.']
   WHEN changes AND until <= time AND NOT is_holders AND NOT is_before THEN ARRAY['22023', format('the deadline in column "%s" has passed',
@@ -535,7 +534,7 @@ $$ BEGIN PERFORM refuse('PF005', 'TRUNCATE cannot be fenced: it shows no token',
  '{}', TG_RELID) WHERE current_setting('session_replication_role') <> 'replica';
  RETURN NULL; END $$;
 
--- The parts of a template: columns, literal text, unpaired braces.
+-- The parts of a template; an unpaired brace is odd.
 CREATE OR REPLACE FUNCTION pieces(template text, OUT col text, OUT literal text, OUT is_odd bool) RETURNS SETOF record
 LANGUAGE sql IMMUTABLE ROWS 9 AS $$
  SELECT CASE WHEN m[1] ~ '^[{].+[}]$' THEN btrim(m[1], '{}') END,
@@ -553,14 +552,15 @@ CREATE OR REPLACE FUNCTION lease_of(side text, template text, deadline text) RET
 $$;
 CREATE OR REPLACE FUNCTION trigger_body(relation oid, a text[]) RETURNS text LANGUAGE sql STABLE AS $$
  SELECT format($body$-- %s
-DECLARE stored bigint; shown bigint; was %8$s; becomes %8$s; place text := concat_ws(' ', TG_RELID, OLD.ctid, OLD.xmin);
+DECLARE stored bigint; shown bigint; key jsonb; was %8$s; becomes %8$s; place text := concat_ws(' ', TG_RELID, OLD.ctid, OLD.xmin);
 BEGIN
  BEGIN
   stored := OLD.%2$I; shown := NEW.%2$I; was := %3$s; becomes := %4$s;
+  key := jsonb_build_object(%7$s);
  EXCEPTION WHEN undefined_column OR datatype_mismatch THEN
   PERFORM refuse(SQLSTATE, SQLERRM, 'Altered? Call fence_protect again.', '{}', TG_RELID);
  END;
- %9$s(TG_OP, TG_RELID, %2$L, %5$L, %6$s, stored, shown, was, becomes, place, jsonb_build_object(%7$s));
+ %9$s(TG_OP, TG_RELID, %2$L, %5$L, %6$s, stored, shown, was, becomes, place, key);
  IF TG_OP = 'DELETE' THEN
   RETURN OLD;
  ELSIF stored IS DISTINCT FROM shown THEN
@@ -575,7 +575,7 @@ END $body$, to_jsonb(a), a[1], lease_of('OLD', a[3], a[6]), lease_of('NEW', a[3]
    CASE WHEN a[6] <> '' THEN 'timestamptz' ELSE 'text' END,
     CASE WHEN a[6] <> '' THEN 'SELECT * INTO stored, becomes FROM check_row' ELSE 'stored := check_write' END,
     'NEW.' || quote_ident(a[6]) || ' := becomes;')
- FROM pg_index JOIN pg_attribute ON attrelid = indrelid AND attnum = ANY (indkey)
+ FROM pg_index JOIN pg_attribute ON attrelid = indrelid AND attnum = ANY (indkey[:indnkeyatts - 1])
  WHERE indrelid = relation AND indisprimary AND atttypid < 10000
 $$;
 CREATE OR REPLACE FUNCTION put_function(name text, body text) RETURNS void LANGUAGE plpgsql AS $$
@@ -824,7 +824,7 @@ BEGIN
   WHEN f.atthasdef OR f.attidentity <> '' OR f.attnotnull AND until <> ''
   THEN ARRAY['42611', format('column "%s" has a default, or is NOT NULL', col), 'Drop that.', col]
   WHEN d.attnum <> 0 AND NOT is_fit(relation, until, true) THEN ARRAY[CASE WHEN d.attnum < 0 THEN '42701'
-   WHEN d.atttypid <> 'timestamptz'::regtype OR d.atttypmod > 0 THEN '42804' ELSE '42611' END,
+   WHEN d.atttypid <> 'timestamptz'::regtype OR d.atttypmod >= 0 THEN '42804' ELSE '42611' END,
    format('column "%s" is no timestamptz, or has a default, or is NOT NULL', until), 'Name another.', until]
   WHEN unfit IS NOT NULL THEN ARRAY['42703', format('the lease names {%s}, no column that is fit', unfit),
    'Fit are integers, text, varchar, uuid, bool.', unfit] END INTO fault
@@ -887,7 +887,9 @@ RETURNS SETOF record LANGUAGE sql ROWS 9 AS $$
    WHERE (c.oid = $1 OR $1 IS NULL AND parent = 0 AND (arguments <> '{}' OR NOT relispartition)) AND pg_has_role(relowner, 'USAGE')
    ORDER BY c.oid, arguments)
  SELECT DISTINCT part, f.* FROM fence m CROSS JOIN family(m.root) AS part CROSS JOIN table_fault(m.top, true) AS fault
- CROSS JOIN LATERAL (SELECT '; fence_protect refuses: ' || fault[2] || '. ' || fault[3], CASE WHEN fault IS NULL THEN
+ CROSS JOIN LATERAL (SELECT array_agg(n) FROM unnest(m.a[1] || columns_of(m.a[3]) || m.a[6]) AS n
+  WHERE n <> '' AND NOT is_fit(m.root, n, n = m.a[6])) AS u (unfit)
+ CROSS JOIN LATERAL (SELECT '; fence_protect refuses: ' || fault[2] || '. ' || fault[3], CASE WHEN fault IS NULL AND unfit IS NULL THEN
    format('SELECT %s(%L::regclass, %L, always => NULL', (SELECT oid::regproc FROM calls() JOIN pg_proc ON oid = call
    WHERE proname = 'fence_protect'), m.top::regclass, m.a[1]) END) AS again (why, call)
  CROSS JOIN LATERAL (
@@ -914,8 +916,7 @@ RETURNS SETOF record LANGUAGE sql ROWS 9 AS $$
   FROM pg_class c WHERE c.oid = m.top AND part = m.root AND m.key IS NULL AND m.mode <> ''
   UNION ALL
   SELECT 'hole', format('column %s, which the fence names, has a default, is not there, or of another type', to_json(n)), NULL
-  FROM unnest(m.a[1] || columns_of(m.a[3]) || m.a[6]) AS n
-  WHERE part = m.root AND n <> '' AND NOT is_fit(part, n, coalesce(n = m.a[6], false))
+  FROM unnest(unfit) AS n WHERE part = m.root
  ) AS f (severity, finding, remedy) ORDER BY 1, 2, 3
 $$;
 
