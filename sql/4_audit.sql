@@ -862,7 +862,7 @@ privilege AS (
      ) AS x (privilege, severity, finding)
      WHERE s.has_fence AND a.privilege_type = x.privilege AND a.grantee <> s.relowner),
 
--- (Sorted before the remedy that renames one of its columns back.)
+-- (Sorted before the remedy that renames one of its columns back. A key that is NOT ENFORCED has no triggers.)
 foreign_key AS (
     SELECT 1, s.root_n, 0, row_number() OVER (PARTITION BY s.root ORDER BY s.member_n, k.conname), s.rel,
            CASE WHEN writes.events <@ s.before THEN 'notice' ELSE 'hole' END,
@@ -878,7 +878,8 @@ foreign_key AS (
            CASE WHEN k.confdeltype = 'c' THEN 'delete' END,
            CASE WHEN k.confdeltype IN ('n', 'd') OR k.confupdtype IN ('c', 'n', 'd') THEN 'update' END],
            NULL))) AS writes (events)
-     WHERE s.has_fence AND k.contype = 'f' AND k.conparentid = 0 AND writes.events <> '{}'),
+     WHERE s.has_fence AND k.contype = 'f' AND k.conparentid = 0 AND writes.events <> '{}'
+       AND EXISTS (SELECT FROM pg_trigger t WHERE t.tgconstraint = k.oid)),
 
 member_of_owner AS (
     SELECT 19, f.root_n, NULL::bigint, row_number() OVER (PARTITION BY f.root ORDER BY g.rolname), f.root_rel,
