@@ -100,6 +100,13 @@ impl RefusedWrite<'_> {
                      leave the column out."
                 );
             }
+            // An UPDATE of such a row presents neither the setting nor a guard's token.
+            Wrote::Null if matches!(self.plan.duty, Duty::RowLease { .. }) => {
+                return format!(
+                    "The statement wrote NULL into column {column}: set it to the token that the row's claim has \
+                     returned. A NULL mostly means that the row was lost: stop."
+                );
+            }
             _ if is_managed => format!(
                 "Column {column} is managed: whatever a statement writes there is ignored. {DO}."
             ),
