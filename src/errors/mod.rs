@@ -604,6 +604,8 @@ pub struct RowLease {
     pub fence: Vec<u8>,
     /// The name of the deadline column.
     pub deadline: Vec<u8>,
+    /// True if only the setting presents a token.
+    pub managed: bool,
 }
 
 /// The errors of row leases: PF001, PF002, PF004, PF006 and 22023.
@@ -625,9 +627,14 @@ pub fn of_row_lease(reason: Reason, row: RowLease) -> Report {
                 "the row is held{}, and its token was not presented",
                 row.expires_at.as_ref().map_or(String::new(), |at| format!(" until {at}"))
             ),
-            format!(
-                "Its holder shows the row's token in column {fence} (a DELETE by pg_fence.token). Others wait for the deadline, or evict the holder: SET {deadline} = NULL, {fence} = {fence}."
-            ),
+            match row.managed {
+                true => format!(
+                    "Its holder shows the row's token by SET LOCAL pg_fence.token. Others wait for the deadline, or evict the holder by the row's token: SET {deadline} = NULL."
+                ),
+                false => format!(
+                    "Its holder shows the row's token in column {fence} (a DELETE by pg_fence.token). Others wait for the deadline, or evict the holder: SET {deadline} = NULL, {fence} = {fence}."
+                ),
+            },
         ),
         Reason::GivenUp => (
             SqlState::TokenDoesNotSpeak,

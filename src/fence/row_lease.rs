@@ -228,6 +228,7 @@ impl RowWrite<'_> {
                 .map(clock::iso),
             deadline: describe::column_name(self.call, self.deadline.number),
             fence: describe::column_name(self.call, self.plan.column.number),
+            managed: self.managed,
         };
         match (reason, presented) {
             (Reason::NeverIssued, Some(presented)) => {
