@@ -37,7 +37,7 @@ from sqlalchemy import BigInteger, Connection, create_engine, event, make_url, t
 from sqlalchemy.exc import DataError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, create_async_engine
-from sqlalchemy.orm import Session, declarative_base, mapped_column
+from sqlalchemy.orm import Session, declarative_base, mapped_column, scoped_session, sessionmaker
 
 import pg_fence
 from pg_fence import AsyncFence, Fence, LeaseLost, LeaseTaken, NotGranted, Refused, TransactionLost
@@ -412,6 +412,20 @@ class Tests(unittest.TestCase):
             with lease.guard(session):
                 session.execute(text(PAY))
             self.assertEqual(self.value(STATUS), "paid")
+
+    def test_a_session_that_has_joined_a_transaction_of_its_connection(self) -> None:
+        engine = create_engine(PSYCOPG)
+        self.addCleanup(engine.dispose)
+        for mode in "rollback_only", "create_savepoint":
+            session = scoped_session(sessionmaker(join_transaction_mode=mode))
+            with self.fence.lease("order:7", ttl=LONG) as lease, engine.connect() as connection:
+                session(bind=connection)
+                with connection.begin() as outer:
+                    with lease.guard(session, release=True):
+                        session.execute(text(PAY))
+                    outer.rollback()
+                session.remove()
+                self.assertEqual((self.value(STATUS), lease.held), ("new", True), mode)
 
     def test_a_hook_that_fails_after_the_commit(self) -> None:
         engine = create_engine(PSYCOPG, **ONE)

@@ -178,10 +178,15 @@ class SQLAlchemy(Driver):
             await self._run(sync.begin)
             self._has_begun = True
         self._core = sync.connection if hasattr(sync, "get_bind") else lambda: sync
-        pooled = (await self._run(self._core)).connection
+        core = await self._run(self._core)
+        pooled, is_nested = core.connection, self.is_inner
         self.raw, self._root = pooled.driver_connection, sync.get_transaction()
+        if of_connections := getattr(self._root, "_connections", None):
+            # A session that has joined a transaction of its connection does not commit that.
+            _, joined, commits, _ = of_connections[core]
+            self.is_inner = is_nested or not commits or joined is not core.get_transaction()
         register(self.raw)
-        await self._enter(await self._run(sync.begin_nested) if self.is_inner else self._root)
+        await self._enter(await self._run(sync.begin_nested) if is_nested else self._root)
         self._has_begun = False
         if getattr(pooled.dbapi_connection, "autocommit", False):
             raise TypeError(
@@ -250,6 +255,9 @@ _KINDS: list[tuple[str, type[Driver], bool, str]] = [
 def driver_of(connection: Any) -> Driver:
     """Returns the driver of a connection. Raises TypeError if its kind is not supported."""
     modules = [kind.__module__ for kind in type(connection).__mro__]
+    if any(one.startswith("sqlalchemy.") and one.endswith(".scoping") for one in modules):
+        # A scoped_session, as Flask's db.session, returns the session of its scope.
+        return driver_of(connection())
     for package, kind, is_async, attribute in _KINDS:
         # A pool, an engine and a sessionmaker do not have this attribute.
         if hasattr(connection, attribute) and any(one.startswith(package) for one in modules):
