@@ -207,6 +207,14 @@ func TestATransactionOfDatabaseSQLEndsAsItsWorkDoes(t *testing.T) {
 		}()
 		p.equal(p.sql("SELECT status FROM orders"), "paid")
 		noError(other.GuardSQL(background, db, releases))
+		conn, pid := must(db.Conn(background)), 0
+		noError(conn.QueryRowContext(background, "SELECT pg_backend_pid()").Scan(&pid))
+		p.sql(fmt.Sprintf("SELECT pg_terminate_backend(%d, 5000)", pid))
+		for range 2 {
+			err := other.GuardSQL(background, conn, run("SELECT 1"))
+			p.isError(err, pgfence.TransactionLost, "session has ended")
+		}
+		_ = conn.Close()
 		noError(pgfence.Leases{lease, other}.Release())
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"database/sql"
+	"database/sql/driver"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -46,8 +47,10 @@ type transaction struct {
 	conn *pgx.Conn
 	// socket is the connection, to be cut at a loss, or nil if the driver does not show it.
 	socket *pgconn.PgConn
-	work   func(context.Context) error
-	text   func(context.Context, statement) (*string, error)
+	// hasEnded is true if database/sql has refused to begin on a connection that has ended.
+	hasEnded bool
+	work     func(context.Context) error
+	text     func(context.Context, statement) (*string, error)
 	// verify returns an error if the transaction has failed or ended, and the work has hidden that.
 	// If the work has ended it, that is pgx.ErrTxClosed.
 	verify, commit, rollback func(context.Context) error
@@ -58,10 +61,10 @@ type transaction struct {
 // session returns whether the session is open, as guardFailed takes it.
 func (t *transaction) session() string {
 	switch {
+	case t.hasEnded, t.conn != nil && t.conn.IsClosed():
+		return "closed"
 	case t.conn == nil:
 		return "unknown"
-	case t.conn.IsClosed():
-		return "closed"
 	}
 	return "open"
 }
@@ -219,6 +222,7 @@ func beginSQL(from SQL, work SQLWork) beginFunc {
 			err = fmt.Errorf("pgfence: %T begins no transactions: "+
 				"this takes an *sql.DB, *sql.Conn or *sql.Tx", from)
 		}
+		t.hasEnded = isAnyOf(err, driver.ErrBadConn, sql.ErrConnDone)
 		t.isInner, t.work = isInner, func(ctx context.Context) error { return work(ctx, tx) }
 		t.text = func(ctx context.Context, s statement) (text *string, err error) {
 			err = tx.QueryRowContext(ctx, s.sql, s.args...).Scan(&text)

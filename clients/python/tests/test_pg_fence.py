@@ -427,6 +427,20 @@ class Tests(unittest.TestCase):
                 session.remove()
                 self.assertEqual((self.value(STATUS), lease.held), ("new", True), mode)
 
+    def test_a_connection_of_asyncpg_that_has_ended(self) -> None:
+        async def ends() -> None:
+            async with AsyncFence(URL) as fence, fence.lease("job") as lease, of_asyncpg() as on:
+                own = await asyncpg.connect(URL)
+                await own.close()
+                self.value(f"SELECT pg_terminate_backend({on.get_server_pid()})")
+                while on._con:
+                    await asyncio.sleep(0.05)
+                for ended in own, on:
+                    with self.assertRaisesRegex(TransactionLost, "the session ended"):
+                        await lease.guard(ended).__aenter__()
+
+        asyncio.run(ends())
+
     def test_a_hook_that_fails_after_the_commit(self) -> None:
         engine = create_engine(PSYCOPG, **ONE)
         on, session = connections["default"], Session(engine)

@@ -127,6 +127,8 @@ final class Tests {
         Executable divides = () -> lease.guard(failing, () -> sql(on, "SELECT 1 / 0"));
         raises(SQLException.class, "division by zero", divides);
         eventually(on::isClosed);
+        raises(TransactionLost.class, "ended", () -> lease.guard(on, () -> fail("it began")));
+        assertTrue(lease.isHeld());
     }
 
     /** The driver may send savepoints, and describe statements before it executes them. */

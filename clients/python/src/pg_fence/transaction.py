@@ -58,13 +58,17 @@ class Driver:
     def __init__(self, connection: Any, is_async: bool):
         self.connection, self.is_async, self.is_inner = connection, is_async, False
         self._began_by_itself = False
-        #: The driver's connection. That of asyncpg's pool raises once it has ended.
-        self.raw: Any = getattr(connection, "_con", connection)
+        #: The driver's connection. That of asyncpg's pool raises once it has ended, and its pool has
+        #: taken it back.
+        self.raw: Any = getattr(connection, "_con", None) or connection
         self._block: Any = None
 
     async def begin(self, register: Callable[[Any], None]) -> None:
         """Begins the transaction. `register` is called with the driver's connection before the
         first statement."""
+        if hasattr(self.raw, "fetchval") and self.is_closed():
+            # This raises asyncpg's own error. Its status would be an AttributeError.
+            await self.raw.fetchval("SELECT 1")
         is_begun = status_of(self.raw) is not Status.IDLE
         # asyncpg never begins one by itself.
         is_ours = getattr(self.raw, "autocommit", True) or self.raw._num_transactions
@@ -127,6 +131,8 @@ class Driver:
 
     def is_closed(self) -> bool:
         raw = self.raw
+        if getattr(raw, "_con", raw) is None:
+            return True
         return bool(raw.is_closed() if hasattr(raw, "is_closed") else getattr(raw, "closed", False))
 
     def _mark_committed(self, *_: object) -> None:

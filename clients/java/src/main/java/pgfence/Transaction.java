@@ -63,10 +63,6 @@ final class Transaction {
         if (holdings.stream().anyMatch(one -> one.heartbeat != heartbeat)) {
             throw new IllegalArgumentException("a guard takes leases of its own fence");
         }
-        if (connection == null || !connection.isWrapperFor(BaseConnection.class)) {
-            throw new IllegalArgumentException(
-                    "a guard takes a connection to PostgreSQL, and not " + connection);
-        }
         this.heartbeat = heartbeat;
         this.holdings = holdings;
         this.releases = releases;
@@ -74,7 +70,22 @@ final class Transaction {
         rows = leases.stream().filter(lease -> lease.table != null).toList();
         named = holdings.stream().filter(one -> !rows.contains(one)).toList();
         this.connection = connection;
-        raw = connection.unwrap(BaseConnection.class);
+        raw = unwrapped();
+    }
+
+    private BaseConnection unwrapped() {
+        try {
+            if (connection != null && connection.isWrapperFor(BaseConnection.class)) {
+                return connection.unwrap(BaseConnection.class);
+            }
+        } catch (SQLException hasEnded) {
+            // A connection that has ended, or was given back to its pool, wraps nothing any more.
+            check();
+            throw new TransactionLost(lossMessage("", hasEnded), false, hasEnded);
+        }
+        Class<?> type = connection == null ? null : connection.getClass();
+        throw new IllegalArgumentException(
+                "a guard takes an open connection to PostgreSQL, and not " + type);
     }
 
     <E extends Exception> void run(Holding.Step<E> step) throws E, SQLException {
