@@ -650,6 +650,11 @@ class Tests(unittest.TestCase):
                 with fence.lease("job", ttl=SHORT, holder="night shift"):
                     self.assertRaisesRegex(LeaseTaken, "by ni", fence.lease("job").__enter__)
                     self.comes_true(lambda: "renewed" in events)
+                lease = fence.lease("job", ttl=LONG).__enter__()
+                with source() as on, self.assertRaises(LeaseLost) as raised:
+                    with lease.guard(on, release=True):
+                        self.value("SELECT lease_revoke('job')")
+                self.assertEqual(raised.exception.names, ("job",))
 
     def test_connections_of_a_pool_go_back_to_it(self) -> None:
         pool = mock.Mock(close_returns=True)

@@ -48,9 +48,10 @@ _GUARD = f"""SELECT count({{0}}lease_guard(x.name, x.token))
 #: Each transaction registers the number and its holder.
 _GUARD_ADOPTED = f"""SELECT count({{0}}lease_guard(x.name,
         (SELECT {{0}}lease_adopt(x.name, x.token, %s::text)))) FROM {_PAIRS}"""
-#: Returns a name that could not be released, or NULL.
-RELEASE_IN_GUARD = f"""SELECT min(x.name) FILTER (WHERE {{0}}lease_release(x.name, x.token) IS NULL)
-    FROM {_PAIRS}"""
+#: Returns the number of the first pair that could not be released, counted from 1, or NULL. (For
+#: SQL_ASCII psycopg returns texts as bytes.)
+RELEASE_IN_GUARD = """SELECT min(x.at) FILTER (WHERE {0}lease_release(x.name, x.token) IS NULL)
+    FROM unnest(%s::text[], %s::bigint[]) WITH ORDINALITY AS x(name, token, at)"""
 
 
 def span(ms: int) -> str:

@@ -423,7 +423,7 @@ class Guard(Block[C]):
             await self._value(statements.release_row(holding))
         gone = await self._value(self._last) if self._names else None
         if gone is not None:
-            raise LeaseLost("gone", (gone,))
+            raise LeaseLost("gone", (self._names[gone - 1],))
 
     def _register(self, connection: Any) -> None:
         """From here on a loss cuts the connection, also while a statement hangs on it."""
