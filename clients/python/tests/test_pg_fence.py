@@ -43,6 +43,7 @@ import pg_fence
 from pg_fence import AsyncFence, Fence, LeaseLost, LeaseTaken, NotGranted, Refused, TransactionLost
 from pg_fence.connection import settled
 from pg_fence.errors import code_of
+from pg_fence.statements import as_json
 
 URL = os.environ["DATABASE_URL"]
 PARTS = conninfo_to_dict(URL)
@@ -655,6 +656,8 @@ class Tests(unittest.TestCase):
                     with lease.guard(on, release=True):
                         self.value("SELECT lease_revoke('job')")
                 self.assertEqual(raised.exception.names, ("job",))
+        # A database in SQL_ASCII refuses escapes.
+        self.assertEqual(as_json({"ö": "€"}), '{"ö": "€"}')
 
     def test_connections_of_a_pool_go_back_to_it(self) -> None:
         pool = mock.Mock(close_returns=True)

@@ -2,7 +2,6 @@
 wait in a synchronous program."""
 
 import asyncio
-import json
 import os
 import socket
 import threading
@@ -18,7 +17,7 @@ from .connection import Block, opener, run, settled
 from .errors import FenceError, code_of
 from .heartbeat import Event, Heartbeat, Holding, now, span
 from .lease_state import RETRY_INTERVAL, LeadState
-from .statements import RowTable, row_key
+from .statements import RowTable, as_json, row_key
 from .transaction import C, Guard
 
 _T = TypeVar("_T")
@@ -239,7 +238,7 @@ class FenceBase(Block[F], Generic[F, L, Done]):
             shared=shared,
             slots=slots,
             at_most=most_of(at_most),
-            metadata=None if metadata is None else json.dumps(metadata),
+            metadata=None if metadata is None else as_json(metadata),
         )
         return LeaseBlock(self._heartbeat, self._kind, request)
 

@@ -163,7 +163,12 @@ def release_row(lease: LeaseState) -> Statement:
 def row_key(key: Mapping[str, Any]) -> str:
     """Returns the values of a key as a JSON array of texts, which the server reads as the types of
     the columns. Raises ValueError for None, TypeError for a value that psycopg cannot send."""
-    return json.dumps([_as_text(column, value) for column, value in key.items()])
+    return as_json([_as_text(column, value) for column, value in key.items()])
+
+
+def as_json(value: Any) -> str:
+    """Returns the value as JSON without escapes, which a database in SQL_ASCII refuses."""
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _as_text(column: str, value: Any) -> str:
