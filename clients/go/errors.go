@@ -204,6 +204,17 @@ func codeOf(err error) string {
 	return state
 }
 
+// isFatal reports whether the server has ended the session with the error. Poolers have SQLSTATEs of
+// their own for that.
+func isFatal(err error) bool {
+	var ofPgx *pgconn.PgError
+	var ofPq interface{ Fatal() bool }
+	if errors.As(err, &ofPgx) {
+		return ofPgx.Severity == "FATAL" || ofPgx.Severity == "PANIC"
+	}
+	return errors.As(err, &ofPq) && ofPq.Fatal()
+}
+
 // openingCode returns the code of an error that has failed to open a connection: its SQLSTATE;
 // without one "connect" if another attempt may succeed, else "misconfigured".
 func openingCode(err error) string {

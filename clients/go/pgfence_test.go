@@ -395,6 +395,27 @@ func TestADeadlineOfTheCallerEndsAnAcquireIfTheLogHangs(t *testing.T) {
 	p.isError(lease.Release(), pgfence.LeaseLost)
 }
 
+// ended is a transaction whose session a pooler ends at its commit, with an SQLSTATE of its own.
+type ended struct{ pgx.Tx }
+
+func (ended) Commit(context.Context) error {
+	return &pgconn.PgError{Severity: "FATAL", Code: "XX000", Message: "no data from the node"}
+}
+
+// beginner begins such transactions.
+type beginner struct{ conn *pgx.Conn }
+
+func (b beginner) Begin(ctx context.Context) (pgx.Tx, error) {
+	tx, err := b.conn.Begin(ctx)
+	return ended{tx}, err
+}
+
+func TestAPoolerMayEndASessionWithASQLStateOfItsOwn(t *testing.T) {
+	p := newFixture(t)
+	err := p.acquire(long, "order:7").Guard(background, beginner{p.admin}, exec(pay))
+	p.equal(p.isError(err, pgfence.TransactionLost, "no data").InDoubt, true)
+}
+
 func TestAGuardOfPgxSaysWhatItsWorkHasDone(t *testing.T) {
 	p := newFixture(t)
 	lease, conn := p.acquire(long, "order:7"), must(pgx.Connect(background, url))

@@ -480,6 +480,13 @@ class Tests(unittest.TestCase):
 
         self.commits_hang()
         asyncio.run(give_up())
+        # Poolers end a session with an SQLSTATE of their own.
+        lost = asyncpg.PostgresError.new({"S": "FATAL", "C": "XX000", "M": "no data from the node"})
+        guard = self.fence.lease("job").__enter__().guard(self.admin)
+        with mock.patch.object(guard._driver, "commit", side_effect=lost):
+            with self.assertRaises(TransactionLost) as raised, guard:
+                pass
+        self.assertTrue(raised.exception.in_doubt)
         # An error of a signal handler remains what it is.
         self.addCleanup(signal.signal, signal.SIGALRM, signal.signal(signal.SIGALRM, interrupt))
         engine = create_engine(PSYCOPG, **ONE)

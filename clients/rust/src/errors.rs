@@ -272,8 +272,7 @@ pub(crate) fn code_of(error: &(dyn StdError + 'static)) -> String {
 /// Returns what an error of a guard's own call says about the guard's session.
 pub(crate) fn session_of(error: &(dyn StdError + 'static)) -> Session {
     // After a fatal error the server ends the session.
-    let has_ended = database_error(error).is_some_and(|(_, is_fatal)| is_fatal);
-    if has_ended || chain(error).any(is_broken) { Session::Closed } else { Session::Open }
+    if is_fatal(error) || chain(error).any(is_broken) { Session::Closed } else { Session::Open }
 }
 
 /// True if the error says that the connection has ended, or that a loss cuts it.
@@ -307,6 +306,11 @@ pub(crate) fn refused_by_driver(error: &(dyn StdError + 'static)) -> Option<Stri
 /// Finds the error of the server in the errors of either driver.
 pub(crate) fn server_error(error: &(dyn StdError + 'static)) -> Option<Refused> {
     database_error(error).map(|(error, _)| error)
+}
+
+/// True if the server has ended the session with the error.
+pub(crate) fn is_fatal(error: &(dyn StdError + 'static)) -> bool {
+    database_error(error).is_some_and(|(_, is_fatal)| is_fatal)
 }
 
 /// As `server_error`, with true if the error is fatal.

@@ -1656,7 +1656,7 @@ fn ends_session(code: &str) -> bool {
 
 /// True if the server has ended an open session: idle in transaction, transaction_timeout,
 /// terminated, crashed, idle.
-fn ends_open_session(code: &str) -> bool {
+pub(crate) fn ends_open_session(code: &str) -> bool {
     matches!(code, "25P03" | "25P04" | "57P01" | "57P02" | "57P05")
 }
 

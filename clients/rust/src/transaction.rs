@@ -1,11 +1,12 @@
 //! Transactions that are guarded by leases, with any driver.
 
 use crate::connection::Connected;
-use crate::errors::{Error, Reason, code_of, server_error, session_of};
+use crate::errors::{Error, Reason, code_of, is_fatal, server_error, session_of};
 use crate::fence::BoxError;
 use crate::heartbeat::{Grant, Heartbeat, Held, lock};
 use crate::lease_state::{
-    ErrorType, GuardFailure, GuardStage, GuardedBy, Id, LeaseStates, Session, Stage, guard_failed,
+    ErrorType, GuardFailure, GuardStage, GuardedBy, Id, LeaseStates, Session, Stage,
+    ends_open_session, guard_failed,
 };
 use crate::statements::{ServerTransaction, THIS_TRANSACTION, counted, qualified};
 use serde_json::{Value, json};
@@ -344,6 +345,8 @@ impl GuardState {
             (GuardStage::Check, "22012") => (GuardStage::Commit, "no transaction"),
             // There is no savepoint, or no transaction.
             (GuardStage::Commit, "3B001" | "25P01") if !self.is_whole => (stage, "no transaction"),
+            // Poolers end sessions with SQLSTATEs of their own.
+            (_, code) if is_fatal(&error) && !ends_open_session(code) => (stage, "ended"),
             (_, code) => (stage, code),
         };
         let (mut loss, is_inner) = (self.loss(), !self.is_whole);

@@ -1,5 +1,6 @@
 import type { Holding } from "./heartbeat.js";
 import {
+  endsOpenSession,
   errorType,
   type ErrorType,
   type Reason,
@@ -160,6 +161,16 @@ export function codeOf(error: unknown): string {
     (SYSTEM_CODES.test(String(code)) && syscall !== undefined) ||
     DRIVER_MESSAGES.test(String(message));
   return sqlstateOf(error) || ([...chain(error, true)].some(isEnd) ? "ended" : "");
+}
+
+/** Returns the code of an error in a guarded transaction. An error that is FATAL has ended the
+ * session, whatever its SQLSTATE: poolers have some of their own. */
+export function codeInGuard(error: unknown): string {
+  // In postgres `severity` may be missing; the other one is in the server's language, as in pg.
+  const isFatal = ({ severity, severity_local }: ErrorFields) =>
+    [severity, severity_local].some((one) => one === "FATAL" || one === "PANIC");
+  const code = codeOf(error);
+  return [...chain(error)].some(isFatal) && !endsOpenSession(code) ? "ended" : code;
 }
 
 /** Returns the code of a connection that could not be opened: an SQLSTATE; `connect`, if a retry

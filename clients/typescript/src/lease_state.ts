@@ -1170,7 +1170,7 @@ export const endsSession = (code: string) =>
   /^(ended|57P03|08)/.test(code) || endsOpenSession(code);
 /** True if the server has ended an open session: idle in transaction, transaction_timeout,
  * terminated, crashed, idle. */
-const endsOpenSession = (code: string) => /^(25P0[34]|57P0[125])$/.test(code);
+export const endsOpenSession = (code: string) => /^(25P0[34]|57P0[125])$/.test(code);
 
 function notGranted(code: string, isOpening: boolean): Omit<Reply, "reply"> {
   const sqlstate = /^[0-9A-Z]{5}$/.test(code) ? code : undefined;

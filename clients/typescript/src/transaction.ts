@@ -1,6 +1,6 @@
 import { setTimeout as sleep } from "node:timers/promises";
 import { within } from "./connection.js";
-import { codeOf, FenceError, LeaseLost, LeaseTaken, TransactionLost } from "./errors.js";
+import { codeInGuard, FenceError, LeaseLost, LeaseTaken, TransactionLost } from "./errors.js";
 import { refusal, sqlstateOf, typed, unwrapAbort } from "./errors.js";
 import type { Heartbeat, Holding } from "./heartbeat.js";
 import { guardFailed, type GuardError, type GuardFailure, type LastStage } from "./lease_state.js";
@@ -207,7 +207,7 @@ class Guard<Tx> {
       // The driver postgres throws the error of a statement before it reports the end of the
       // session.
       await sleep(1);
-      const code = error instanceof NotOpen ? error.code : codeOf(error);
+      const code = error instanceof NotOpen ? error.code : codeInGuard(error);
       const failure = this.#failed(code);
       [end, this.beginsAgain] = [failure.last, failure.again];
       if (failure.suspect) by.heartbeat.suspect(by.holdings);

@@ -365,6 +365,18 @@ test("a commit that times out in the driver is in doubt", { skip: !ON_PG }, asyn
   });
 });
 
+test("a pooler may end a session with a code of its own", { skip: !ON_PG }, async (t) => {
+  await using lease = await fence.lease("order:7", LONG);
+  const client: any = await new pg.Client(URL).connect();
+  t.after(() => client.end());
+  const query = client.query.bind(client);
+  const fatal = Object.assign(new Error("no data"), { code: "XX000", severity: "FATAL" });
+  client.query = (...of: any[]) =>
+    /COMMIT/.test(String(of[0])) ? Promise.reject(fatal) : query(...of);
+  const lost = await errorOf(() => lease.guard(client, async () => {}));
+  assert.ok(lost instanceof TransactionLost && lost.inDoubt, String(lost));
+});
+
 test("the end of a transaction is noticed in a session that presents the token itself", async () => {
   await using lease = await fence.lease("order:7", LONG);
   const ends = `SET pg_fence.token = ${lease.token}; COMMIT; BEGIN; ${PAY}`;

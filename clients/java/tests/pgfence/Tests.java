@@ -7,6 +7,7 @@ import static java.time.Duration.*;
 import org.junit.jupiter.api.*;
 import org.junit.jupiter.api.function.Executable;
 import org.postgresql.ds.PGSimpleDataSource;
+import org.postgresql.util.*;
 
 import pgfence.FenceException.*;
 
@@ -163,6 +164,20 @@ final class Tests {
             assertEquals(state, assertThrows(SQLException.class, pays).getSQLState());
         }
         assertEquals("new", sql(STATUS));
+    }
+
+    /** A pooler may end a session with an SQLSTATE of its own. */
+    @Test
+    void aFatalErrorOfTheCommitIsInDoubt() throws Exception {
+        Callable<?> ends =
+                () -> {
+                    String fields = "SFATAL\0CXX000\0Mno data from the node\0\0";
+                    throw new PSQLException(new ServerErrorMessage(fields));
+                };
+        Lease lease = fence.lease("order:7", LONG);
+        Connection ended = withMethod(on, "createStatement", ends);
+        assertTrue(
+                assertThrows(TransactionLost.class, () -> lease.guard(ended, () -> {})).inDoubt());
     }
 
     /** The session presents the token in all its transactions. */

@@ -20,7 +20,7 @@ from .errors import (
     LeaseLost,
     LeaseTaken,
     TransactionLost,
-    code_of,
+    code_in_guard,
     is_of_driver,
     refusal,
     sqlstate_of,
@@ -464,7 +464,7 @@ class Guard(Block[C]):
 
     def _failure(self, error: BaseException, stage: str) -> Effect:
         raw = self._driver.raw
-        code = code_of(error)
+        code = code_in_guard(error)
         if stage == "commit" and isinstance(error, TimeoutError) and hasattr(raw, "fetchval"):
             # asyncpg's command_timeout: there is no answer.
             code = "ended"

@@ -295,6 +295,17 @@ public sealed class FenceException extends RuntimeException {
         return states.filter(Objects::nonNull).findFirst().orElse("");
     }
 
+    /**
+     * Returns true if the server has ended the session with the error. Poolers have SQLSTATEs of
+     * their own for that.
+     */
+    static boolean isFatal(Throwable error) {
+        return causes(error)
+                .filter(PSQLException.class::isInstance)
+                .map(cause -> ((PSQLException) cause).getServerErrorMessage())
+                .anyMatch(it -> it != null && List.of("FATAL", "PANIC").contains(it.getSeverity()));
+    }
+
     private static boolean isCausedBy(Throwable error, Class<?>... types) {
         return causes(error)
                 .anyMatch(cause -> Stream.of(types).anyMatch(type -> type.isInstance(cause)));

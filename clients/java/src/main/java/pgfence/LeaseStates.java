@@ -1432,7 +1432,7 @@ final class LeaseStates {
      * Returns true if the server has ended an open session: idle in transaction,
      * transaction_timeout, terminated, crashed, idle.
      */
-    private static boolean endsOpenSession(String code) {
+    static boolean endsOpenSession(String code) {
         return code.matches("25P0[34]|57P0[125]");
     }
 

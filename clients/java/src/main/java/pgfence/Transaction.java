@@ -292,6 +292,9 @@ final class Transaction {
                         && state.equals(NO_SETTING)
                         && raw.getTransactionState() != TransactionState.IDLE;
         boolean hasNoSavepoint = stage != Stage.WORK && state.equals(NO_SAVEPOINT);
+        if (FenceException.isFatal(error) && !LeaseStates.endsOpenSession(state)) {
+            return "ended";
+        }
         return hasNoSetting || hasNoSavepoint ? NO_TRANSACTION : state;
     }
 
