@@ -18,8 +18,8 @@ thread_local! {
     static SCHEMA: Cell<Option<pg_sys::Oid>> = const { Cell::new(None) };
     /// The number of changes of definitions.
     static GENERATION: Cell<u64> = const { Cell::new(0) };
-    /// The watched relation, and the number of its changes.
-    static WATCHED: Cell<(pg_sys::Oid, u64)> = const { Cell::new((pg_sys::InvalidOid, 0)) };
+    /// The watched relations, and the number of their changes.
+    static WATCHED: Cell<([pg_sys::Oid; 2], u64)> = const { Cell::new(([pg_sys::InvalidOid; 2], 0)) };
     static VERSION_CHECKED: OnceCell<()> = const { OnceCell::new() };
 }
 
@@ -114,14 +114,14 @@ pub fn generation() -> u64 {
     GENERATION.get()
 }
 
-/// A counter that grows whenever the definition of this relation may have changed. Only one relation is watched at a
-/// time: asking for another one also increases the counter.
-pub fn changes_of(relation: pg_sys::Oid) -> u64 {
+/// A counter that grows whenever the definition or the privileges of one of these relations may have changed. Only two
+/// relations are watched at a time: asking for others also increases the counter.
+pub fn changes_of(relations: [pg_sys::Oid; 2]) -> u64 {
     let (watched, changes) = WATCHED.get();
-    if watched == relation {
+    if watched == relations {
         return changes;
     }
-    WATCHED.set((relation, changes + 1));
+    WATCHED.set((relations, changes + 1));
     changes + 1
 }
 
@@ -146,7 +146,7 @@ unsafe extern "C-unwind" fn relation_changed(_: pg_sys::Datum, relation: pg_sys:
     GENERATION.set(GENERATION.get() + 1);
     let (watched, changes) = WATCHED.get();
     // An invalid oid stands for all relations.
-    if relation == watched || relation == pg_sys::InvalidOid {
+    if watched.contains(&relation) || relation == pg_sys::InvalidOid {
         WATCHED.set((watched, changes + 1));
     }
 }

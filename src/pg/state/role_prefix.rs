@@ -1,7 +1,7 @@
 //! fence.role_prefix: the prefixes of the names that each role may see and take.
 //!
-//! The prefixes are cached until the table, a role or a membership changes, as Postgres caches privileges. A trigger on
-//! the table (`role_prefix_changed`) tells every session that its rows have changed.
+//! The prefixes are cached until the table, the privileges on fence.leases, a role or a membership changes, as Postgres
+//! caches privileges. A trigger on the table (`role_prefix_changed`) tells every session that its rows have changed.
 
 use crate::encoding;
 use crate::errors::{self, Report};
@@ -18,28 +18,30 @@ use std::ffi::CStr;
 use std::rc::Rc;
 
 const TABLE: &CStr = c"role_prefix";
+/// The view whose privileges show which roles were granted access by `fence_grant`.
+const VIEW: &CStr = c"leases";
 /// The types of the first columns: role, prefix, level.
 const COLUMNS: [Oid; 3] = [pg_sys::NAMEOID, pg_sys::TEXTOID, pg_sys::TEXTOID];
 
-/// The cached names of each user, with the state of the table and of the roles when they were read.
+/// The cached names of each user, with the state of the relations and of the roles when they were read.
 #[derive(Default)]
 struct Cached {
     read_at: Option<Generations>,
     by_user: Vec<(Oid, Rc<Names>)>,
 }
 
-/// The number of changes of the table, and of roles.
+/// The number of changes of the table and the view, and of roles.
 type Generations = (u64, u64);
 
 thread_local! {
     static CACHED: RefCell<Cached> = RefCell::default();
 }
 
-/// Counts changes of this relation only: with many rows, a temporary table that is created or dropped must not make
+/// Counts changes of these two relations only: with many rows, a temporary table that is created or dropped must not make
 /// sessions read them again.
 fn generations() -> Generations {
-    let table = state_oid(TABLE).unwrap_or(pg_sys::InvalidOid);
-    (relation::changes_of(table), role::generation())
+    let watched = [TABLE, VIEW].map(|name| state_oid(name).unwrap_or(pg_sys::InvalidOid));
+    (relation::changes_of(watched), role::generation())
 }
 
 /// Errors with 42501 unless the current user has this right to the lease.
@@ -76,7 +78,7 @@ pub fn may_see_all() -> bool {
 /// Returns true if an error on a fenced table may name this lease. Both the current user and the session's role must be
 /// allowed to see it: a cascading key runs as the table's owner, but its error goes to the client.
 pub fn is_visible(name: &[u8]) -> bool {
-    let Ok(view) = state_oid(c"leases") else { return false };
+    let Ok(view) = state_oid(VIEW) else { return false };
     // SAFETY: catalog look-ups.
     let users = unsafe { [pg_sys::GetUserId(), pg_sys::GetOuterUserId()] };
     users.into_iter().all(|user| role::may_select(user, view) && user_may_see(user, name))
@@ -123,7 +125,7 @@ fn read(user: Oid, if_locked: IfLocked) -> Result<Option<Names>, Report> {
     }
     let table = Opened::open(state_oid(TABLE)?, pg_sys::AccessShareLock, if_locked);
     let Some(table) = table else { return Ok(None) };
-    let given = roles_in_acl(state_oid(c"leases")?);
+    let given = roles_in_acl(state_oid(VIEW)?);
     let mut names = Names::default();
     // Rows of the same role usually follow each other.
     let mut last: Option<(Vec<u8>, bool)> = None;
