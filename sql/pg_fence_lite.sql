@@ -1,16 +1,16 @@
 -- pg_fence_lite: leases, fencing tokens and fenced tables in SQL, for servers without the library. docs/reference/lite.md
 --
---   psql -1 -f pg_fence_lite.sql       as the owner of the database (PostgreSQL 15 or newer); again for a newer version
---   SELECT fence_lite.uninstall();     uninstalls it
+--   psql -1 -f pg_fence_lite.sql    as the owner of the database (PostgreSQL 15 or newer); again to update it
+--   SELECT fence_lite.uninstall();  uninstalls it
 --
--- fence.lease has a row for each lease. PostgreSQL's locks of that row, which only the owner of these objects can take, do the rest:
---   guard            FOR KEY SHARE: nobody else is granted the lease until the transaction ends
---   renew, release   FOR NO KEY UPDATE: they wait for each other, not for guards
---   acquire          FOR UPDATE SKIP LOCKED: a locked row counts as taken
+-- fence.lease has a row for each lease. PostgreSQL's locks of that row, which only this code can take, do the rest:
+--   guard          FOR KEY SHARE: nobody else is granted the lease until the transaction ends
+--   renew, release FOR NO KEY UPDATE: they wait for each other, not for guards
+--   acquire        FOR UPDATE SKIP LOCKED: a locked row counts as taken
 -- A token that is not the row's locks nothing. An advisory lock only orders waiters and the first grants of a name.
 
--- Names are looked up in pg_catalog and fence_lite only. Only this code may access the tables of fence: a role with
--- access could lock them.
+-- Names are looked up in pg_catalog and fence_lite only. Only this code may access the tables of fence: others
+-- could lock them.
 SET quote_all_identifiers = off;
 DO $$ BEGIN PERFORM pg_catalog.set_config('fence_lite.path', pg_catalog.current_setting('search_path'), false),
   pg_catalog.set_config('fence_lite.home', pg_catalog.quote_ident(pg_catalog.current_schema()::pg_catalog.text), false); END $$;
@@ -64,7 +64,7 @@ CREATE TABLE IF NOT EXISTS fence.lease (
  acquired_at timestamptz, renewed_at timestamptz, expires_at timestamptz, ended_at timestamptz,
  ttl_us bigint, renewals bigint, metadata jsonb,
  granted_in xid8,  -- the transaction, which cannot rely on the grant at REPEATABLE READ
- closed_in xid8  -- the transaction, until the end of which the closing token speaks
+ closed_in xid8  -- the transaction, until whose end the closing token speaks
 ) WITH (fillfactor = 50, vacuum_truncate = false, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500);
 COMMENT ON TABLE fence.lease IS 'the latest grant of each lease; read fence.leases';
 CREATE TABLE IF NOT EXISTS fence.turn ();
@@ -114,7 +114,7 @@ CREATE OR REPLACE FUNCTION keeps_snapshot() RETURNS bool
 
 -- Tokens --
 -- A second has 2^20 numbers. A start advances the sequence by that, or to the clock, and no token is drawn that is a
--- minute behind the clock. So tokens outrun whatever set the sequence back (a crash, a failover, a dump).
+-- minute behind the clock. So tokens outrun what set the sequence back (a crash, a failover, a dump).
 
 CREATE OR REPLACE FUNCTION clock() RETURNS bigint
  RETURN floor(extract(epoch FROM clock_timestamp() - '2026-01-01 00:00:00+00'::timestamptz) * 1048576)::bigint;
@@ -123,7 +123,7 @@ CREATE OR REPLACE FUNCTION last_token() RETURNS bigint
 CREATE OR REPLACE FUNCTION floor() RETURNS bigint
  RETURN coalesce(pg_sequence_last_value('fence.jump_token_seq'), 0);
 
--- A number for this start of the server. The file path includes the database, and ALTER SEQUENCE changes it.
+-- A number for this start of the server. The file's path names the database, and ALTER SEQUENCE changes it.
 CREATE OR REPLACE FUNCTION start_mark(floor bigint) RETURNS bigint
  RETURN 2 + (4611686018427387903 & hashtextextended(concat_ws(' ', pg_relation_filepath('fence.token_seq'::regclass), floor,
   extract(epoch FROM pg_postmaster_start_time())), 0));
@@ -351,7 +351,7 @@ BEGIN
    'expires_at', iso(held.expires_at))::text];
 END $$;
 
--- The sessions that keep a lease from being granted; 0 is a prepared transaction.
+-- Who keeps a lease from being granted; 0: a prepared transaction.
 CREATE OR REPLACE FUNCTION blocking_pids(locker xid) RETURNS int[] LANGUAGE plpgsql STABLE AS $$
 DECLARE lockers xid[] := ARRAY[locker];
 BEGIN
@@ -384,8 +384,8 @@ CREATE OR REPLACE FUNCTION may_show(relation oid) RETURNS bool
  RETURN NOT row_security_active(relation) AND has_table_privilege(relation, 'SELECT')
   AND pg_has_role(session_user, current_user, 'MEMBER');  -- otherwise a cascade's
 
--- A first trigger notes the row's version if the statement names the fence column. (Forging the note gains only what
--- naming the column allows.)
+-- A first trigger notes the row's version if the statement names the fence column. (Forging the note gains
+-- what naming it allows.)
 CREATE OR REPLACE FUNCTION note_named() RETURNS trigger LANGUAGE plpgsql AS
 $$ BEGIN PERFORM set_config('fence_lite.named', concat_ws(' ', TG_RELID, OLD.ctid, OLD.xmin), true); RETURN NEW; END $$;
 CREATE OR REPLACE FUNCTION issued(token bigint) RETURNS bool
@@ -601,7 +601,7 @@ BEGIN
   AND pronamespace = 'fence_lite'::regnamespace AND NOT EXISTS (SELECT FROM pg_trigger WHERE tgfoid = p.oid)), '');
 END $$;
 
--- The first line of a trigger function: column, mode, lease, events, is it partitioned, deadline.
+-- The first line of a trigger function: column, mode, lease, events, partitioned, deadline.
 CREATE OR REPLACE FUNCTION triggers(OUT relation regclass, OUT name name, OUT type int, OUT enabled "char",
  OUT parent oid, OUT function text, OUT arguments text[]) RETURNS SETOF record LANGUAGE sql STABLE ROWS 9 AS $$
  SELECT tgrelid, tgname, tgtype::int, tgenabled, tgparentid, 'fence_lite.' || proname,
@@ -631,6 +631,8 @@ CREATE OR REPLACE FUNCTION table_fault(relation regclass, is_new bool) RETURNS t
  SELECT CASE
   WHEN c.oid IS NULL THEN ARRAY[CASE WHEN relation IS NULL THEN '22004' ELSE '42P01' END, 'there is no such table', 'Name another.']
   WHEN NOT pg_has_role(c.relowner, 'USAGE') THEN ARRAY['42501', 'only its owner may', format('Ask %s.', c.relowner::regrole)]
+  WHEN EXISTS (SELECT FROM pg_trigger WHERE tgrelid = c.oid AND pg_get_triggerdef(oid) IS NULL)  -- at REPEATABLE READ
+  THEN ARRAY['40001', 'its fence was changed meanwhile', 'Retry.']
   WHEN NOT is_new THEN NULL
   WHEN EXISTS (SELECT FROM family(relation) AS p JOIN pg_class ON oid = p WHERE relkind NOT IN ('r', 'p') OR relpersistence <> 'p')
   THEN ARRAY['42809', 'it is no logged table', 'A crash empties an unlogged one.']
@@ -639,7 +641,7 @@ CREATE OR REPLACE FUNCTION table_fault(relation regclass, is_new bool) RETURNS t
  FROM (SELECT) AS once LEFT JOIN pg_class c ON c.oid = relation
 $$;
 
--- The calls, recognized by their comments, and the other functions that fence_grant grants.
+-- The calls, known by their comments, and what else fence_grant grants.
 CREATE OR REPLACE FUNCTION calls(OUT call regprocedure, OUT is_given bool) RETURNS SETOF record
 LANGUAGE sql STABLE ROWS 30 AS $$
  SELECT p.oid, proname !~ '^(fence(d|_protect|_unprotect|_audit|_grant|_revoke)|lease_.+_rows?)$'
@@ -667,11 +669,10 @@ BEGIN
  token := attempt(name COLLATE "C", holder, ttl, metadata, reclaim, false);
  IF token IS NOT NULL OR coalesce(wait, '0') = '0' THEN
   RETURN token;
- ELSIF keeps_snapshot() THEN
-  PERFORM left_out('a wait at REPEATABLE READ');
  END IF;
+ PERFORM left_out('a wait at REPEATABLE READ') WHERE keeps_snapshot();
 
- -- Waiters take the queue's lock in their order. Its holder tries, and so does a caller that reclaims.
+ -- Waiters take the queue's lock in turn. Its holder tries, and so does a caller that reclaims.
  until := began + least(wait, nullif(limited, '0')::interval);
  BEGIN
   LOCK TABLE fence.turn IN ACCESS SHARE MODE;
@@ -709,11 +710,10 @@ DECLARE
  time timestamptz := clock_timestamp();
 BEGIN
  PERFORM vet('lease_keep', 'any');
- IF cardinality(names) <> cardinality(tokens) OR cardinality(names) > 10000 THEN
-  PERFORM bad('names', 'names and tokens must be as many, and at most 10000');
- ELSIF (num_nulls(VARIADIC names) + num_nulls(VARIADIC tokens) = 0) IS NOT TRUE THEN
-  PERFORM bad('names', 'names and tokens must not be NULL', '22004');
- END IF;
+ PERFORM bad('names', 'names and tokens must be as many, and at most 10000')
+  WHERE cardinality(names) <> cardinality(tokens) OR cardinality(names) > 10000;
+ PERFORM bad('names', 'names and tokens must not be NULL', '22004')
+  WHERE (num_nulls(VARIADIC names) + num_nulls(VARIADIC tokens) = 0) IS NOT TRUE;
  SELECT array_agg(n), array_agg(name), max(latest) INTO places, kept, above FROM (
   SELECT p.n, l.name, latest(l) AS latest FROM unnest(names COLLATE "C", tokens) WITH ORDINALITY AS p (name, token, n)
    JOIN fence.lease l ON l.name = p.name WHERE has(l, p.token) AND is_live(l) FOR NO KEY UPDATE OF l SKIP LOCKED) AS x;
@@ -920,7 +920,7 @@ RETURNS SETOF record LANGUAGE sql ROWS 9 AS $$
  ) AS f (severity, finding, remedy) ORDER BY 1, 2, 3
 $$;
 
--- Calls of the extension that are missing here; comments mark the calls.
+-- Calls that only the extension has.
 DO $$
 BEGIN
  EXECUTE (SELECT pg_catalog.string_agg(pg_catalog.format('CREATE OR REPLACE FUNCTION %1$I(%2$s) RETURNS bigint LANGUAGE sql AS ''SELECT '
@@ -983,7 +983,7 @@ BEGIN
  PERFORM put_function(function, trigger_body(relation, arguments)) FROM triggers() WHERE parent = 0 AND arguments IS NOT NULL;
  PERFORM sweep('^fenced_'), settle();
 END $close$;
--- Last, because it blocks move_on.
+-- Last: it blocks move_on.
 COMMENT ON TABLE fence.turn IS 'locked by who waits';
 
 RESET check_function_bodies;

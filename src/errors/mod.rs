@@ -244,6 +244,16 @@ pub fn snapshot_too_early(lease: Option<&[u8]>) -> Report {
     .detailed(|d| d.lease = lease.map(to_utf8))
 }
 
+/// 40001: the transaction's snapshot is older than the definition of the table that is to be fenced.
+pub fn table_changed() -> Report {
+    Report::new(
+        SqlState::SerializationFailure,
+        "could not serialize access to the table due to concurrent changes of its definition"
+            .into(),
+        "The table, its columns or its triggers were changed after the transaction's snapshot: retry the transaction.",
+    )
+}
+
 /// 55000: a transaction at REPEATABLE READ or above relies on a grant that it has made itself.
 pub fn own_grant_after_snapshot(lease: Option<&[u8]>) -> Report {
     Report::new(

@@ -8,9 +8,9 @@ use crate::pg::call::args::{Answer, Args, text_datum};
 use crate::pg::call::composite::{row_array, text_array, type_array};
 use crate::pg::call::json;
 use crate::pg::call::state_function::{self, StateFunction};
-use crate::pg::fenced_table::column;
 use crate::pg::fenced_table::trigger::PLACEHOLDER_TYPES;
 use crate::pg::fenced_table::trigger_catalog::{Trigger, triggers_calling};
+use crate::pg::fenced_table::{column, definition};
 use crate::pg::session::clock;
 use crate::pg::state::role_prefix;
 use crate::tokens;
@@ -44,7 +44,9 @@ pub fn protect(args: Args) -> Result<Answer, Report> {
         rule_for.call(args, &[&own[..], &known].concat())
     };
     rule(&triggers_calling(fenced, args.value::<Oid>(0)), false);
-    // The table is locked now. The triggers of all tables are read, to find those that share its leases.
+    // The table is locked now.
+    require_snapshot_of(args)?;
+    // The triggers of all tables are read, to find those that share its leases.
     let all = triggers_calling(fenced, None);
     let rule = rule(&all, true);
     let attach = StateFunction::find(c"attach_fence", 7)?;
@@ -63,7 +65,16 @@ pub fn unprotect(args: Args) -> Result<Answer, Report> {
     let fenced = state_function::fenced()?;
     check_table(args, "fence_unprotect", fenced)?;
     function.call(args, &[args.datum(0), Some(fenced.into())]);
+    require_snapshot_of(args)?;
     Ok(Answer::Null)
+}
+
+/// Errors with 40001 if the transaction's snapshot is older than the definition of the call's table.
+fn require_snapshot_of(args: Args) -> Result<(), Report> {
+    match args.value::<Oid>(0).is_none_or(definition::is_shown) {
+        true => Ok(()),
+        false => Err(errors::table_changed()),
+    }
 }
 
 /// Errors if the caller may not use this function on the table.

@@ -64,6 +64,7 @@ pub mod state {
 /// The fence's trigger and its table.
 pub mod fenced_table {
     pub mod column;
+    pub mod definition;
     pub mod describe;
     pub mod trigger;
     pub mod trigger_catalog;
