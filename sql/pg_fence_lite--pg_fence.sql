@@ -9,20 +9,49 @@
 -- concurrent call may fail once, because the function that it called is gone. The script fails and changes nothing if
 -- other objects depend on those of pg_fence_lite: drop them and create them again.
 
+-- It moves what is committed when its wait is over, which an older snapshot does not show.
+SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+
 DO $move$
 DECLARE
     home regnamespace;
     last bigint;
     dependent text;
     calls text;
+    fenced regclass;
     item record;
 BEGIN
-    -- From here on no operator or function of another role is looked up.
+    -- From here on no operator or function of another role is looked up, except those of the owner of pg_fence_lite.
     PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
     IF current_setting('is_superuser') <> 'on' THEN
         RAISE EXCEPTION USING ERRCODE = '42501', MESSAGE = 'only a superuser can create the extension pg_fence';
+    ELSIF current_setting('transaction_isolation') <> 'read committed' THEN
+        RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = 'leases are moved at READ COMMITTED only',
+            HINT = 'psql -1 -f pg_fence_lite--pg_fence.sql';
     END IF;
     SELECT p.pronamespace INTO home FROM fence_lite.calls() AS c JOIN pg_proc p ON p.oid = c.call WHERE p.proname = 'fenced';
+
+    -- A transaction that guards a lease or has changed one is still open, and has read or written this table.
+    LOCK TABLE fence.lease IN ACCESS EXCLUSIVE MODE;
+    CREATE TEMPORARY TABLE moved_lease ON COMMIT DROP AS SELECT * FROM fence.lease;
+    -- While this waits for the lock of one table, another may be fenced, or fenced anew, a row claimed, a role
+    -- revoked, a view created. So the rest is read afterwards.
+    CREATE TEMPORARY TABLE moved_fence (relation regclass, enabled "char", arguments text[]) ON COMMIT DROP;
+    LOOP
+        fenced := (SELECT min(t.relation::oid) FROM fence_lite.triggers() AS t WHERE t.parent = 0);
+        EXIT WHEN fenced IS NULL;
+        EXECUTE format('LOCK TABLE %s', fenced);
+        FOR item IN SELECT t.* FROM fence_lite.triggers() AS t WHERE t.relation = fenced AND t.parent = 0 LOOP
+            INSERT INTO moved_fence VALUES (item.relation, item.enabled, item.arguments);
+            EXECUTE format('DROP TRIGGER %I ON %s', item.name, item.relation);
+        END LOOP;
+    END LOOP;
+    last := pg_sequence_last_value('fence.token_seq');
+    CREATE TEMPORARY TABLE moved_role ON COMMIT DROP AS
+        SELECT r.oid::regrole AS role, 'worker' AS level FROM fence_lite.calls() AS c JOIN pg_proc p ON p.oid = c.call CROSS JOIN aclexplode(p.proacl) AS a
+          JOIN pg_roles r ON r.oid = a.grantee WHERE p.proname = 'lease_acquire' AND a.grantee <> p.proowner
+        UNION ALL
+        SELECT r.oid, 'admin' FROM pg_namespace n JOIN pg_roles r ON r.oid = n.nspowner WHERE n.nspname = 'fence' AND NOT r.rolsuper;
     SELECT string_agg(DISTINCT c.oid::regclass::text, ', ') INTO dependent
       FROM pg_depend d JOIN pg_rewrite r ON d.classid = 'pg_rewrite'::regclass AND r.oid = d.objid JOIN pg_class c ON c.oid = r.ev_class
      WHERE d.refclassid = 'pg_class'::regclass AND c.relnamespace <> 'fence'::regnamespace
@@ -31,20 +60,6 @@ BEGIN
         RAISE EXCEPTION USING ERRCODE = '2BP01', MESSAGE = format('other objects depend on pg_fence_lite: %s', dependent),
             HINT = 'Drop them, and create them again after this script.';
     END IF;
-
-    -- A transaction that guards a lease or has changed one is still open, and has read or written this table.
-    LOCK TABLE fence.lease IN ACCESS EXCLUSIVE MODE;
-    CREATE TEMPORARY TABLE moved_lease ON COMMIT DROP AS SELECT * FROM fence.lease;
-    CREATE TEMPORARY TABLE moved_role ON COMMIT DROP AS
-        SELECT r.oid::regrole AS role, 'worker' AS level FROM fence_lite.calls() AS c JOIN pg_proc p ON p.oid = c.call CROSS JOIN aclexplode(p.proacl) AS a
-          JOIN pg_roles r ON r.oid = a.grantee WHERE p.proname = 'lease_acquire' AND a.grantee <> p.proowner
-        UNION ALL
-        SELECT r.oid, 'admin' FROM pg_namespace n JOIN pg_roles r ON r.oid = n.nspowner WHERE n.nspname = 'fence' AND NOT r.rolsuper;
-    CREATE TEMPORARY TABLE moved_fence ON COMMIT DROP AS SELECT t.* FROM fence_lite.triggers() AS t WHERE t.parent = 0;
-    last := pg_sequence_last_value('fence.token_seq');
-    FOR item IN SELECT f.* FROM moved_fence f LOOP
-        EXECUTE format('DROP TRIGGER %I ON %s', item.name, item.relation);
-    END LOOP;
     SELECT string_agg(c.call::text, ', ') INTO calls FROM fence_lite.calls() AS c WHERE c.call <> 'fence_lite.relies'::regproc;
     EXECUTE 'DROP FUNCTION ' || calls;
     DROP SCHEMA fence, fence_lite CASCADE;
