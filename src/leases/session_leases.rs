@@ -3,8 +3,8 @@
 //! A lock shows other sessions that this one lives (`pg::locks::session_lock`). It is taken before the grant's row is
 //! written and outlives the transaction. This module releases it before the end of the session in two cases: the
 //! acquire is rolled back, or this session ends the grant. If another session or a prepared transaction ends the grant, the
-//! lock stays until `forget_ended` or the end of the session. It blocks nobody, because its key is the grant's first
-//! token.
+//! lock stays until `forget_ended` or the end of the session, as that of a grant that expires. It blocks nobody, because
+//! its key is the grant's first token, but it takes up an entry of the server's lock table.
 
 use super::queue;
 use crate::errors::{self, Report};
@@ -39,7 +39,12 @@ struct SessionLeases {
     all: BTreeMap<Key, SessionLease>,
     /// Those that the open transaction has acquired or ended.
     touched: Vec<Key>,
+    /// Twice the number that the last `forget_ended` has left, so that few acquires look for ended grants.
+    sweep_at: usize,
 }
+
+/// The least number of session leases among which an acquire looks for ended grants.
+const LEAST_SWEPT: usize = 64;
 
 thread_local! {
     static LEASES: RefCell<SessionLeases> = RefCell::default();
@@ -54,7 +59,7 @@ pub fn on_transaction_event(event: XactEvent) {
 /// Errors: 53200.
 pub fn bind(table: &LeaseTable, name: &[u8], first: Token) -> Result<(), Report> {
     session_lock::at_exit(session_ended);
-    if lock_count::is_full() {
+    if lock_count::is_full() || LEASES.with_borrow(SessionLeases::may_have_many_ended) {
         forget_ended(table);
     }
     let lock = SessionLock::of(first);
@@ -105,7 +110,10 @@ fn forget_ended(table: &LeaseTable) {
         settled.map(|(key, _)| key.clone()).collect()
     });
     let over: Vec<Key> = settled.into_iter().filter(|(first, name)| !lives(name, *first)).collect();
-    LEASES.with_borrow_mut(|leases| over.iter().for_each(|key| leases.give_back(key)));
+    LEASES.with_borrow_mut(|leases| {
+        over.iter().for_each(|key| leases.give_back(key));
+        leases.sweep_at = 2 * leases.all.len();
+    });
 }
 
 impl SessionLeases {
@@ -128,6 +136,11 @@ impl SessionLeases {
         if matches!(event, XactEvent::Ended(_)) {
             self.notice_unlocked();
         }
+    }
+
+    /// Returns true if there are twice as many as after the last `forget_ended`.
+    fn may_have_many_ended(&self) -> bool {
+        self.all.len() >= self.sweep_at.max(LEAST_SWEPT)
     }
 
     /// Returns true if the open transaction has acquired one.
