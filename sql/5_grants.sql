@@ -1,5 +1,6 @@
 -- The rights of roles. PUBLIC may call the trigger function, the three functions that require the owner of the table, and
--- the three that write its rows with their caller's rights. Everything else is granted role by role: by plain GRANTs, and by the names that the role may see and take.
+-- the three that write its rows with their caller's rights. Everything else is granted role by role: by plain GRANTs, and
+-- by the names that the role may see and take.
 
 CREATE FUNCTION fence_grant(role regrole, level text DEFAULT 'worker', prefix text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql

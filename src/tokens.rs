@@ -18,7 +18,8 @@ use std::cell::Cell;
 /// What this backend has read of the token sequence and its epoch.
 ///
 /// It determines the epoch once, because no backend survives a recovery: the start of the server and the identity of
-/// the database stay the same. A dump may still be loaded, which changes `dumped`.
+/// the database stay the same. (A session of a standby survives the promotion, but has remembered nothing before.) A
+/// dump may still be loaded, which changes `dumped`.
 #[derive(Clone, Copy)]
 struct SequenceCache {
     /// The sequence that has advanced since the server started, as far as is known; INVALID if that is not known yet.
