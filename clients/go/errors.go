@@ -210,7 +210,9 @@ func isFatal(err error) bool {
 	var ofPgx *pgconn.PgError
 	var ofPq interface{ Fatal() bool }
 	if errors.As(err, &ofPgx) {
-		return ofPgx.Severity == "FATAL" || ofPgx.Severity == "PANIC"
+		// Some poolers send only the severity in the server's language.
+		severity := cmp.Or(ofPgx.SeverityUnlocalized, ofPgx.Severity)
+		return severity == "FATAL" || severity == "PANIC"
 	}
 	return errors.As(err, &ofPq) && ofPq.Fatal()
 }
