@@ -69,12 +69,13 @@ fn the_clients_pass_their_own_tests(harness: &Harness) -> Result<()> {
 
 /// The SQL that each client sends is valid on the server.
 #[harness_test]
-fn the_statements_of_the_common_page_can_be_prepared(harness: &Harness) -> Result<()> {
-    let page = std::fs::read_to_string(source_root().join("clients/README.md"))?;
+fn the_statements_of_the_common_pages_can_be_prepared(harness: &Harness) -> Result<()> {
+    let page = |name: &str| std::fs::read_to_string(source_root().join("clients").join(name));
+    let pages = page("README.md")? + &page("new-language.md")?;
     let db = harness.database()?;
     let mut session = db.connect()?;
     let mut prepared = 0;
-    for block in page.split("```sql\n").skip(1) {
+    for block in pages.split("```sql\n").skip(1) {
         let (block, _) = block.split_once("```").context("a block has no end")?;
         let code: Vec<_> = block.lines().map(|l| l.split("--").next().unwrap_or("")).collect();
         let code = code.join("\n");
