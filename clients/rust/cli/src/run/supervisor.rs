@@ -21,8 +21,8 @@ use nix::sys::signal::{SigSet, Signal, kill, killpg, raise};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::time::TimeSpec;
 use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
-use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
+use rustix::process::{WaitOptions, wait};
 use std::ffi::OsString;
 use std::fs;
 use std::io::{ErrorKind, Read, Write};
@@ -277,17 +277,16 @@ impl Supervisor {
     /// Notes children that have ended or stopped. Orphans that we have adopted are among them.
     /// Whether there was any.
     fn reap(&mut self) -> Result<bool> {
-        let flags = WaitPidFlag::WNOHANG | WaitPidFlag::WUNTRACED;
         let mut has_reaped = false;
-        while let Ok(event) = waitpid(None, Some(flags)) {
-            match event {
-                WaitStatus::StillAlive => break,
-                WaitStatus::Exited(pid, code) => self.has_ended(pid, code as u8),
-                WaitStatus::Signaled(pid, signal, _) => {
-                    self.has_ended(pid, status::SIGNAL + signal as u8);
-                }
-                WaitStatus::Stopped(pid, signal) => self.has_stopped(pid, signal)?,
-                _ => {}
+        // Not by nix: it has no name for a real-time signal, and returns an error instead of the child that died of it.
+        while let Ok(Some((pid, event))) = wait(WaitOptions::NOHANG | WaitOptions::UNTRACED) {
+            let pid = Pid::from_raw(pid.as_raw_pid());
+            if let Some(code) = event.exit_status() {
+                self.has_ended(pid, code as u8);
+            } else if let Some(signal) = event.terminating_signal() {
+                self.has_ended(pid, status::SIGNAL + signal as u8);
+            } else if let Some(signal) = event.stopping_signal() {
+                self.has_stopped(pid, signal)?;
             }
             has_reaped = true;
         }
@@ -302,13 +301,13 @@ impl Supervisor {
     }
 
     /// As a shell's jobs do: with the command we stop, too. The keeper goes on meanwhile, and so the lease is kept.
-    fn has_stopped(&mut self, pid: Pid, signal: Signal) -> Result<()> {
+    fn has_stopped(&mut self, pid: Pid, signal: i32) -> Result<()> {
         let Some(command) = self.command.as_mut().filter(|command| command.group == pid) else {
             return Ok(());
         };
-        let wants_terminal = match signal {
-            Signal::SIGTTIN | Signal::SIGTTOU => true,
-            Signal::SIGTSTP => false,
+        let wants_terminal = match Signal::try_from(signal) {
+            Ok(Signal::SIGTTIN | Signal::SIGTTOU) => true,
+            Ok(Signal::SIGTSTP) => false,
             // Somebody froze it on purpose, and will thaw it.
             _ => return Ok(()),
         };
