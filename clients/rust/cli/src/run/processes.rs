@@ -52,6 +52,12 @@ impl Process {
     }
 }
 
+/// Returns false if there is no `/proc`, or if it is that of another pid namespace, whose numbers mean other processes.
+pub fn are_of_our_namespace() -> bool {
+    let own = std::process::id().to_string();
+    fs::read_link("/proc/self").is_ok_and(|pid| pid.as_os_str() == own.as_str())
+}
+
 fn all() -> Vec<Process> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     entries.filter_map(|entry| Process::read(entry.file_name().to_str()?.parse().ok()?)).collect()

@@ -100,6 +100,12 @@ impl Supervisor {
     /// Starts the keeper.
     pub fn start(options: Options, times: Times) -> Result<Supervisor> {
         let system = |error| Failure::system("cannot prepare to run a command", error);
+        if !processes::are_of_our_namespace() {
+            return Err(Failure::new(
+                status::SYSTEM,
+                "/proc does not show this process, so nor would it show what the command starts: mount it anew",
+            ));
+        }
         // The command is to ignore each signal that its parent ignores (as `nohup` does).
         let ignored = ignored_signals();
         if ignored & (1 << (Signal::SIGCHLD as u64 - 1)) != 0 {
