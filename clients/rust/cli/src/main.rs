@@ -79,13 +79,26 @@ fn print(text: &str) -> Result<u8> {
     }
 }
 
+/// A text in one line, as a terminal may have it: what would move its cursor or change its colours is shown as `\u{1b}`.
+/// Names and holders are anybody's.
+fn printable(text: &str) -> String {
+    let is_harmless = |c: &char| {
+        !c.is_control() && !matches!(c, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    };
+    let shown = |c: char| match is_harmless(&c) {
+        true => c.to_string(),
+        false => c.escape_default().to_string(),
+    };
+    text.chars().map(shown).collect()
+}
+
 /// Writes a line to the standard error. A terminal that is gone is no reason to stop, nor is a pipe that nobody reads.
 fn say(text: &str) {
     say_to(stderr(), text);
 }
 
 fn say_to(mut out: impl Write + AsFd, text: &str) {
-    let line = format!("pg_fence: {text}\n");
+    let line = format!("pg_fence: {}\n", printable(text));
     // A pipe that is ready for a write has room for a whole line. The pause is for a reader that is a little late.
     let ready = poll(&mut [PollFd::new(out.as_fd(), PollFlags::POLLOUT)], 20u8);
     if ready != Ok(0) {
@@ -96,6 +109,15 @@ fn say_to(mut out: impl Write + AsFd, text: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn nothing_but_text_reaches_a_terminal() {
+        assert_eq!(printable("日本 \\ 'é'"), "日本 \\ 'é'");
+        assert_eq!(
+            printable("a\u{1b}[2J\nb\u{9b}\u{202e}\u{7f}"),
+            r"a\u{1b}[2J\nb\u{9b}\u{202e}\u{7f}"
+        );
+    }
 
     #[test]
     fn a_pipe_that_nobody_reads_does_not_block() {

@@ -2,7 +2,7 @@
 
 use super::View;
 use crate::failure::{Failure, Result, status};
-use crate::{connection, print};
+use crate::{connection, print, printable};
 use clap::Args;
 use tokio_postgres::types::Type;
 
@@ -66,7 +66,8 @@ pub fn show(options: &OneOptions, connection: &connection::Options) -> Result<u8
          array_to_string(blocking_pids, ' ') AS blocked_by ";
     let table = view.table(&format!("{columns}{from}"), arguments)?;
     if table.is_empty() {
-        return print(&format!("nobody has, or had of late, the lease {}\n", options.name));
+        let name = printable(&options.name);
+        return print(&format!("nobody has, or had of late, the lease {name}\n"));
     }
     print(&table.tall())
 }

@@ -1,8 +1,9 @@
 //! Rows as people read them.
 
+use crate::printable;
 use tokio_postgres::{Error, Row};
 
-/// Texts in columns; what is NULL is empty.
+/// Texts in columns, each in one line; what is NULL is empty.
 pub struct Table {
     names: Vec<String>,
     rows: Vec<Vec<String>>,
@@ -12,7 +13,8 @@ impl Table {
     pub fn of(rows: &[Row]) -> Result<Table, Error> {
         let names = rows.first().map(|row| row.columns().iter().map(|c| c.name().to_owned()));
         let texts = |row: &Row| -> Result<Vec<String>, Error> {
-            let text = |at| row.try_get::<_, Option<String>>(at).map(Option::unwrap_or_default);
+            let text = |at| row.try_get::<_, Option<&str>>(at);
+            let text = |at| text(at).map(|text| printable(text.unwrap_or_default()));
             (0..row.len()).map(text).collect()
         };
         Ok(Table {
