@@ -51,7 +51,7 @@ pub struct Server {
 impl Options {
     /// Reads the environment and the files that it names. Nothing is connected yet.
     pub fn server(&self) -> Result<Server> {
-        let settings = self.settings(&Environment::of_this_process())?;
+        let settings = self.settings(&Environment::of_this_process()?)?;
         let (configs, tls) = settings.into_configs()?;
         Ok(Server { configs, tls, schema: self.schema.clone() })
     }

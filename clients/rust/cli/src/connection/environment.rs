@@ -1,7 +1,9 @@
 //! The environment in which the command was started.
 
+use crate::failure::{Failure, Result};
 use nix::unistd::{User, geteuid};
 use std::collections::HashMap;
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 /// The variables of a process.
@@ -9,11 +11,24 @@ use std::path::PathBuf;
 pub struct Environment(pub(super) HashMap<String, String>);
 
 impl Environment {
-    pub fn of_this_process() -> Environment {
-        let text = |(name, value): (std::ffi::OsString, std::ffi::OsString)| {
-            Some((name.into_string().ok()?, value.into_string().ok()?))
-        };
-        Environment(std::env::vars_os().filter_map(text).collect())
+    /// Fails if a variable of libpq is not UTF-8: without it the connection would be another one.
+    pub fn of_this_process() -> Result<Environment> {
+        Environment::of(std::env::vars_os())
+    }
+
+    fn of(variables: impl Iterator<Item = (OsString, OsString)>) -> Result<Environment> {
+        let mut all = HashMap::new();
+        for (name, value) in variables {
+            let Ok(name) = name.into_string() else { continue };
+            match value.into_string() {
+                Ok(value) => drop(all.insert(name, value)),
+                Err(_) if name.starts_with("PG") => {
+                    return Err(Failure::usage(format!("{name} is not UTF-8")));
+                }
+                Err(_) => {}
+            }
+        }
+        Ok(Environment(all))
     }
 
     /// A variable that is empty counts as one that is not set.
@@ -24,5 +39,20 @@ impl Environment {
     pub fn home(&self) -> Option<PathBuf> {
         let of_user = || Some(User::from_uid(geteuid()).ok()??.dir);
         self.get("HOME").map(PathBuf::from).or_else(of_user)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::ffi::OsStringExt;
+
+    #[test]
+    fn a_variable_of_libpq_that_cannot_be_read_is_named() {
+        let read = |name: &str| {
+            Environment::of([(name.into(), OsString::from_vec(vec![b'a', 0xff]))].into_iter())
+        };
+        assert!(read("PGPASSWORD").unwrap_err().message.contains("PGPASSWORD"));
+        assert!(read("LESSCHARDEF").unwrap().get("LESSCHARDEF").is_none());
     }
 }

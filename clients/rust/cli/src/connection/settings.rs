@@ -59,6 +59,11 @@ impl Settings {
         if let Some(service) = service.map(str::to_owned) {
             let mut of_service = Settings::default();
             of_service.add_all(service::find(&service, environment)?)?;
+            if of_service.get("service").is_some() {
+                let nested =
+                    format!("the service \"{service}\" names another one: that is not supported");
+                return Err(Failure::usage(nested));
+            }
             for (key, value) in of_service.values {
                 self.values.entry(key).or_insert(value);
             }
@@ -379,6 +384,18 @@ mod tests {
         assert_eq!(found.get("port"), Some("5433"));
         assert_eq!(found.get("user"), Some("me"));
         assert_eq!(found.get("dbname"), Some("me"));
+    }
+
+    #[test]
+    fn a_service_that_names_another_one_is_refused() {
+        let home = Home::new("nested");
+        let file = home.put("services", "[shop]\nservice=other\n[other]\nhost=db\n");
+        let found = Settings::default().complete(&environment(&[
+            ("PGSERVICEFILE", &*file),
+            ("PGSERVICE", "shop"),
+            ("PGUSER", "me"),
+        ]));
+        assert!(found.unwrap_err().message.contains("names another one"));
     }
 
     #[test]
