@@ -78,7 +78,11 @@ impl Failure {
                 Failure::not_installed(message)
             }
             Some(("42501", message)) if message.starts_with("permission denied") => {
-                let grants = if message.contains("lease_adopt") { ADOPTS } else { GRANTS };
+                let grants = match message {
+                    _ if message.contains("lease_adopt") => ADOPTS,
+                    _ if message.contains("lease_release") => RELEASES,
+                    _ => GRANTS,
+                };
                 Failure::new(status::REFUSED, format!("{message} ({grants})"))
             }
             // No transaction of ours was open that could be lost.
@@ -143,6 +147,8 @@ const GRANTS: &str = "an administrator grants it: SELECT fence_grant('role', 'mo
      it takes 'admin'";
 
 const ADOPTS: &str = "an administrator grants it: SELECT fence_grant('role', 'adopter')";
+
+const RELEASES: &str = "an administrator grants it: SELECT fence_grant('role')";
 
 const READ_ONLY: &str = "is it a standby? Name all servers, and target_session_attrs=read-write";
 
