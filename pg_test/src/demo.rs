@@ -104,6 +104,7 @@ fn print_way_in(port: u16, timeline: &Timeline) {
          psql -h 127.0.0.1 -p {port} -U postgres demo\n\n\
          for example with\n\n    SELECT * FROM fence.leases;\n    SELECT * FROM orders;\n    \
          UPDATE orders SET status = 'new', fence = fence - 1 WHERE id = 7;\n    SELECT * FROM fence.refusals;\n\n\
+         To try the statements of README.md:\n\n    CREATE DATABASE shop;\n    \\c shop\n\n\
          To stop it and remove its files:\n\n    cargo run -- stop"
     ));
 }
