@@ -262,7 +262,11 @@ BEGIN
              format('Give the %s another name.', own.role), own.name),
             (f.atttypid <> own.type::regtype OR own.role = 'deadline' AND f.atttypmod <> -1, '42804',
              format('column "%s" is of type %s, not %s', own.name, format_type(f.atttypid, f.atttypmod), own.type),
-             format('Make it %s, or name another %s.', own.type, own.role), own.name),
+             -- (In which zone a time without one was written, only the owner knows.)
+             CASE WHEN own.role = 'deadline' AND f.atttypid = 'timestamp'::regtype
+                  THEN format('If its times are of UTC (else name their time zone): '
+                      'ALTER TABLE %s ALTER COLUMN %I TYPE timestamptz USING %2$I AT TIME ZONE ''UTC'';', table_name, own.name)
+                  ELSE format('Make it %s, or name another %s.', own.type, own.role) END, own.name),
             (f.attgenerated <> '', '42611', format('column "%s" is generated', own.name),
              format('Name a plain %s column as the %s.', own.type, own.role), own.name),
             (f.atthasdef OR f.attidentity <> '', '42611', format('column "%s" has a default, %s', own.name,
