@@ -920,7 +920,7 @@ setting AS (
                     'pg_fence.token is set for %s: who has no token presents that one'),
                    ('session_replication_role', 'replica', 'origin',
                     'session_replication_role is set for %s: triggers that are not ENABLE ALWAYS do not fire')
-           ) AS x (name, value, harmless, finding) ON x.name = s.name AND s.value = coalesce(x.value, s.value)
+           ) AS x (name, value, harmless, finding) ON x.name = s.name AND (x.value IS NULL OR lower(s.value) = x.value)
      WHERE s.value <> '' AND EXISTS (SELECT FROM fence f WHERE f.is_fenced)),
 
 parameter_privilege AS (
