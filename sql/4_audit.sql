@@ -883,10 +883,15 @@ foreign_key AS (
 
 member_of_owner AS (
     SELECT 19, f.root_n, NULL::bigint, row_number() OVER (PARTITION BY f.root ORDER BY g.rolname), f.root_rel,
-           'notice', format('%I is a member of the owner, and may take the fence off', g.rolname),
-           format('REVOKE %I FROM %I;', pg_get_userbyid(f.root_owner), g.rolname)
+           'notice', format('%I is a member of the owner, and may take the fence off', g.rolname), grants.revoked
       FROM fence f
-      JOIN pg_roles g ON g.oid IN (SELECT am.member FROM pg_auth_members am WHERE am.roleid = f.root_owner)
+     CROSS JOIN LATERAL (  -- PostgreSQL 16 and newer have a membership for each role that has granted it
+           SELECT am.member, string_agg(format('REVOKE %I FROM %I%s CASCADE;', pg_get_userbyid(am.roleid),
+                      pg_get_userbyid(am.member), CASE WHEN current_setting('server_version_num')::integer >= 160000
+                          THEN format(' GRANTED BY %I', pg_get_userbyid(am.grantor)) END), ' ' ORDER BY am.grantor)
+             FROM pg_auth_members am WHERE am.roleid = f.root_owner
+            GROUP BY am.member) AS grants (member, revoked)
+      JOIN pg_roles g ON g.oid = grants.member
      WHERE f.is_fenced AND NOT g.rolsuper AND EXISTS (
            SELECT FROM pg_roles who WHERE who.rolcanlogin AND pg_has_role(who.oid, g.oid, 'MEMBER'))),
 
