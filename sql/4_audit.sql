@@ -817,12 +817,25 @@ event_missing AS (
                                        WHEN 2 THEN 'truncate' = ANY (s.missing) END),
 
 -- A later trigger may change what the fence has checked, unless the table has verify. (An UPDATE that moves a row
--- between partitions ends in an INSERT.)
+-- between partitions ends in an INSERT.) A table with a deadline cannot have verify: the trigger gets a name by which it
+-- runs before the fence, and in the same order as before among the renamed ones. There is no remedy if that name is too
+-- long or taken, or if the fence's trigger has a name that sorts before it.
 trigger_later AS (
     SELECT 12, s.root_n, s.member_n, row_number() OVER (PARTITION BY s.root, s.oid ORDER BY t.tgname), s.rel,
            'hole',
            format('trigger "%s" runs after the fence and may change what it has checked', t.tgname),
-           CASE WHEN s.deadline IS NULL THEN format(u.remedy, 'fenced_verify') END
+           CASE WHEN s.deadline IS NULL THEN format(u.remedy, 'fenced_verify')
+                WHEN octet_length(earlier.name) < 64 AND NOT EXISTS (
+                     WITH RECURSIVE renamed (oid) AS (
+                         SELECT origin.oid
+                         UNION ALL
+                         SELECT i.inhrelid
+                           FROM renamed r JOIN pg_inherits i ON i.inhparent = r.oid JOIN pg_class c ON c.oid = i.inhrelid
+                          WHERE c.relispartition)
+                     SELECT FROM renamed r JOIN pg_trigger o ON o.tgrelid = r.oid
+                      WHERE o.tgname = earlier.name OR o.tgfoid = (about->>'ours')::oid AND o.tgname < earlier.name
+                        AND o.tgtype & 3 = 3 AND o.tgtype & t.tgtype & 20 <> 0)
+                THEN format('ALTER TRIGGER %I ON %s RENAME TO %I;', t.tgname, origin.oid::regclass, earlier.name) END
       FROM spot s
       JOIN other_trigger t ON t.tgrelid = s.oid
       JOIN rule u ON u.root = s.root AND u.oid = s.oid AND u.bits = 1
@@ -857,6 +870,11 @@ privilege AS (
      CROSS JOIN LATERAL (VALUES
         ('TRUNCATE', CASE WHEN 'truncate' = ANY (s.before) THEN 'notice' ELSE 'hole' END,
          format('%s may TRUNCATE; %s', g.who, CASE WHEN 'truncate' = ANY (s.before)
+     CROSS JOIN LATERAL (VALUES ('fence_' || t.tgname)) AS earlier (name)
+     CROSS JOIN LATERAL (  -- a partition's copy is renamed with the original
+           SELECT coalesce((SELECT p.tgrelid
+                              FROM pg_partition_ancestors(s.oid) AS a JOIN pg_trigger p ON p.tgrelid = a.relid
+                             WHERE p.tgname = t.tgname AND p.tgparentid = 0), s.oid)) AS origin (oid)
              THEN 'only the trigger stands in the way' ELSE 'nothing stands in the way' END)),
         ('TRIGGER', 'hole', format('%s may create triggers, and replace those of the fence', g.who))
      ) AS x (privilege, severity, finding)
