@@ -555,6 +555,30 @@ fit (types) AS (
 
 -- Faults of a table, its fence column or its rows. ------
 
+-- What can be cast to the type of a fence or deadline column. (Whether each text can be read, its rows tell.)
+convertible (type, target) AS (
+    SELECT t.oid, x.target
+      FROM pg_type t CROSS JOIN (VALUES ('int8'::regtype), ('timestamptz'::regtype)) AS x (target)
+     WHERE t.typcategory = 'S' OR t.typbasetype = x.target
+        OR EXISTS (SELECT FROM pg_cast k
+                    WHERE k.castsource = coalesce(nullif(t.typbasetype, 0), t.oid) AND k.casttarget = x.target)),
+
+-- Columns whose type cannot be changed in the root, because they are in the partition key of a member, or in an
+-- expression of it: they depend on their table.
+fixed_type (root, name) AS (
+    SELECT m.root, a.attname
+      FROM member m
+      JOIN pg_depend d ON d.classid = 'pg_class'::regclass AND d.objid = m.oid AND d.refclassid = 'pg_class'::regclass
+           AND d.refobjid = m.oid AND d.refobjsubid = 0 AND d.deptype = 'i'
+      JOIN pg_attribute a ON a.attrelid = d.objid AND a.attnum = d.objsubid),
+
+-- Columns whose NOT NULL cannot be dropped in the root.
+never_null (root, name) AS (
+    SELECT m.root, a.attname
+      FROM member m
+      JOIN pg_index i ON i.indrelid = m.oid AND (i.indisprimary OR i.indisreplident)
+      JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey[:i.indnkeyatts - 1])),
+
 -- What would keep fence_protect from repairing the rest comes first, as if it belonged to a member 0.
 table_amiss (step, root_n, member_n, n, rel, severity, finding, remedy) AS (
     SELECT x.step, s.root_n, 0, s.member_n, s.rel, x.severity, x.finding, x.remedy
@@ -584,6 +608,7 @@ column_amiss AS (
       LEFT JOIN LATERAL (
            SELECT a.attname, concat_ws(', ',
                       CASE WHEN a.atttypid <> 'int8'::regtype
+                            AND a.atttypid IN (SELECT v.type FROM convertible v WHERE v.target = 'int8'::regtype)
                            THEN format('ALTER COLUMN %I TYPE bigint USING %1$I::bigint', s.fence_column) END,
                       CASE WHEN a.attidentity <> '' THEN format('ALTER COLUMN %I DROP IDENTITY', s.fence_column)
                            WHEN a.atthasdef AND a.attgenerated = ''
@@ -626,7 +651,11 @@ column_amiss AS (
                   || coalesce(format(' ALTER TABLE %s ', s.rel) || nullif(renamed.changes, '') || ';', '') END),
         (6, s.is_root AND s.type <> 'bigint', 'notice',
          format('%s is %s, not bigint: no write can pass', its.name, s.type),
-         its.alter_it || format('TYPE bigint USING %I::bigint;', s.fence_column)),
+         -- (A column of another purpose keeps its type.)
+         CASE WHEN (former.name IS NULL OR s.protect IS NOT NULL)
+               AND s.atttypid IN (SELECT v.type FROM convertible v WHERE v.target = 'int8'::regtype)
+               AND (s.root, s.fence_column) NOT IN (SELECT x.root, x.name FROM fixed_type x)
+              THEN its.alter_it || format('TYPE bigint USING %I::bigint;', s.fence_column) END),
         (7, s.filled IS NOT NULL AND (s.is_root OR NOT s.root_filled), 'hole',
          its.name || ' has a default, which passes for a token',
          concat(its.alter_it, 'DROP ', s.filled, ';',
@@ -681,18 +710,20 @@ deadline_amiss AS (
         (s.is_root AND (a.atttypid <> 'timestamptz'::regtype OR a.atttypmod <> -1),
          format('%s is %s, not timestamptz: no write can pass, or deadlines are rounded', its.name,
              format_type(a.atttypid, a.atttypmod)),
-         -- (There may be no cast, as from a number; a text is read.)
-         CASE WHEN a.attgenerated = '' AND EXISTS (
-                   SELECT FROM pg_type t WHERE t.oid = a.atttypid AND (t.typcategory = 'S' OR EXISTS (
-                          SELECT FROM pg_cast k WHERE k.castsource = t.oid AND k.casttarget = 'timestamptz'::regtype)))
+         CASE WHEN a.attgenerated = ''
+               AND a.atttypid IN (SELECT v.type FROM convertible v WHERE v.target = 'timestamptz'::regtype)
+               AND (s.root, s.deadline) NOT IN (SELECT x.root, x.name FROM fixed_type x)
               THEN its.alter_it || format('TYPE timestamptz USING %I::timestamptz;', s.deadline) END),
         (a.attgenerated <> '' AND s.is_root, its.name || ' is generated: no write can pass',
          its.alter_it || 'DROP EXPRESSION;'),
         (a.atthasdef AND a.attgenerated = '', its.name || ' has a default: a new row is held by somebody who does not know it',
          its.alter_it || 'DROP DEFAULT;'),
-        (a.attnotnull, its.name || ' is NOT NULL: nobody can give a row up', its.alter_it || 'DROP NOT NULL;'),
+        (a.attnotnull, its.name || ' is NOT NULL: nobody can give a row up',
+         CASE WHEN (s.root, s.deadline) NOT IN (SELECT x.root, x.name FROM never_null x)
+              THEN its.alter_it || 'DROP NOT NULL;' END),
         (f.attnotnull, format('the fence column "%s" is NOT NULL: a row that nobody holds cannot be inserted', s.fence_column),
-         format('ALTER TABLE %s ALTER COLUMN %I DROP NOT NULL;', s.rel, s.fence_column))
+         CASE WHEN (s.root, s.fence_column) NOT IN (SELECT x.root, x.name FROM never_null x)
+              THEN format('ALTER TABLE %s ALTER COLUMN %I DROP NOT NULL;', s.rel, s.fence_column) END)
      ) AS x (applies, finding, remedy)
      WHERE s.deadline IS NOT NULL AND s.is_fenced AND x.applies),
 
@@ -839,6 +870,11 @@ trigger_later AS (
       FROM spot s
       JOIN other_trigger t ON t.tgrelid = s.oid
       JOIN rule u ON u.root = s.root AND u.oid = s.oid AND u.bits = 1
+     CROSS JOIN LATERAL (VALUES ('fence_' || t.tgname)) AS earlier (name)
+     CROSS JOIN LATERAL (  -- a partition's copy is renamed with the original
+           SELECT coalesce((SELECT p.tgrelid
+                              FROM pg_partition_ancestors(s.oid) AS a JOIN pg_trigger p ON p.tgrelid = a.relid
+                             WHERE p.tgname = t.tgname AND p.tgparentid = 0), s.oid)) AS origin (oid)
      WHERE s.has_fence AND (s.is_root OR t.tgparentid = 0) AND t.tgtype & 3 = 3 AND t.tgenabled <> 'D'
        AND NOT t.is_postgres_own AND t.in_place_of IS NULL
        AND EXISTS (
@@ -870,11 +906,6 @@ privilege AS (
      CROSS JOIN LATERAL (VALUES
         ('TRUNCATE', CASE WHEN 'truncate' = ANY (s.before) THEN 'notice' ELSE 'hole' END,
          format('%s may TRUNCATE; %s', g.who, CASE WHEN 'truncate' = ANY (s.before)
-     CROSS JOIN LATERAL (VALUES ('fence_' || t.tgname)) AS earlier (name)
-     CROSS JOIN LATERAL (  -- a partition's copy is renamed with the original
-           SELECT coalesce((SELECT p.tgrelid
-                              FROM pg_partition_ancestors(s.oid) AS a JOIN pg_trigger p ON p.tgrelid = a.relid
-                             WHERE p.tgname = t.tgname AND p.tgparentid = 0), s.oid)) AS origin (oid)
              THEN 'only the trigger stands in the way' ELSE 'nothing stands in the way' END)),
         ('TRIGGER', 'hole', format('%s may create triggers, and replace those of the fence', g.who))
      ) AS x (privilege, severity, finding)
@@ -1021,7 +1052,8 @@ lease_column AS (
                THEN 'may be NULL: nobody can write such a row' ELSE 'is no fit column: no write can pass' END)
                || CASE WHEN a.attnum IS NULL AND renamed.name IS NULL
                   THEN ' (bring it back, or call fence_protect with a lease that fits the columns)' ELSE '' END,
-           CASE WHEN a.attnum IS NOT NULL
+           CASE WHEN a.attnum IS NOT NULL AND (is_fit OR a.attgenerated <> '' OR (p.root, p.name) NOT IN (
+                     SELECT x.root, x.name FROM fixed_type x))
                 THEN format('ALTER TABLE %s %s;', p.root_rel, concat_ws(', ',
                     CASE WHEN a.attgenerated <> '' THEN format('ALTER COLUMN %I DROP EXPRESSION', p.name)
                          WHEN NOT is_fit THEN format('ALTER COLUMN %I TYPE text USING %1$I::text', p.name) END,
