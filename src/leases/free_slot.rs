@@ -1,8 +1,9 @@
 //! Choosing and locking a slot for a new grant.
 //!
-//! An exclusive acquire locks every slot whose grant is not closed, at once or not at all, and then decides (`alone`).
-//! Shared acquires, and those of one slot among several, live beside each other: they take turns, and each keeps its turn
-//! until its row is written, so that the next one sees that row, although nobody has committed it (`beside_others`).
+//! An exclusive acquire locks every slot whose grant is not closed for good, at once or not at all, and then decides
+//! (`alone`). Shared acquires, and those of one slot among several, live beside each other: they take turns, and each
+//! keeps its turn until its row is written, so that the next one sees that row, although nobody has committed it
+//! (`beside_others`).
 
 use super::guard;
 use super::locks::Locks;
@@ -144,13 +145,14 @@ fn alone<'a>(
     let mut rows = settled_rows(table, name).ok_or(BY_ANOTHER)?;
     if rows.iter().any(|row| row.grant.slot != 0) {
         // No slot can be added or taken meanwhile: that takes the lock of slot 0, which is held here.
-        for Row { grant, .. } in rows.iter().filter(|row| row.grant.slot != 0) {
-            let LockStep { lock, mode, .. } = ACQUIRE_EXCLUSIVE;
+        for row in rows.iter().filter(|row| row.grant.slot != 0) {
+            let (LockStep { lock, mode, .. }, slot) = (ACQUIRE_EXCLUSIVE, row.grant.slot);
             // Nobody can begin to rely on a closed grant, so it needs no lock. Past readers leave a row each, and their
-            // locks could be more than a transaction may hold.
-            let is_free = match grant.closing {
-                Some(_) => !LockTag::new(lock, name, grant.slot).has_conflicts(mode),
-                None => locks.take(ACQUIRE_EXCLUSIVE, grant.slot)?,
+            // locks could be more than a transaction may hold. To others, a grant that this transaction has closed is
+            // live until the commit.
+            let is_free = match row.grant.closing {
+                Some(_) if !row.is_own() => !LockTag::new(lock, name, slot).has_conflicts(mode),
+                _ => locks.take(ACQUIRE_EXCLUSIVE, slot)?,
             };
             if !is_free {
                 return Err(BY_ANOTHER);
@@ -249,7 +251,14 @@ fn beside_others<'a>(
         let (rows, existing, now) = existing_beside_others(table, request, &busy);
         let chosen = decide(request, &rows, &existing, now)?;
         let already = locks.count();
-        let slots = || chosen.ended.iter().map(|row| row.grant.slot).chain([chosen.slot]);
+        // To others, a grant that this transaction has closed is live until the commit.
+        let mode = request.acquire.mode;
+        let is_closed_here =
+            |row: &&Row| row.grant.mode != mode && row.grant.closing.is_some() && row.is_own();
+        let slots = || {
+            let ended = chosen.ended.iter().chain(rows.iter().filter(is_closed_here));
+            ended.map(|row| row.grant.slot).chain([chosen.slot])
+        };
         let known_busy = busy.len();
         for slot in slots() {
             if !locks.take(TAKE_SLOT, slot)? {

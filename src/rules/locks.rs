@@ -88,7 +88,8 @@ pub const HEAD_OF_QUEUE: LockStep = waiting(Lock::Queue, LockMode::AccessExclusi
 /// A try checks whether any session waits, which its head shows by a conflicting lock. Never taken.
 pub const SOMEBODY_WAITS: LockStep = at_once(Lock::Queue, LockMode::Share);
 /// An exclusive acquire takes slot 0, then every other slot with a grant that is not closed, until the transaction ends.
-/// A closed grant needs only a check that nobody holds a conflicting lock: guards and changes of it do not begin anew.
+/// A grant whose end is committed needs only a check that nobody holds a conflicting lock: guards and changes of it do
+/// not begin anew.
 pub const ACQUIRE_EXCLUSIVE: LockStep = at_once(Lock::Grant, LockMode::AccessExclusive);
 /// Shared and slot acquires of one lease take turns, so that each sees the rows of the ones before it.
 pub const TAKE_TURN: LockStep = waiting(Lock::Turn, LockMode::AccessExclusive);
