@@ -8,14 +8,17 @@
 
 use super::queue;
 use crate::errors::{self, Report};
+use crate::pg::locks::lock::LockTag;
 use crate::pg::locks::lock_count;
 use crate::pg::locks::session_lock::{self, SessionLock};
 use crate::pg::session::clock;
 use crate::pg::session::scope::{Ending, SavepointId, XactEvent};
 use crate::pg::session::xact;
 use crate::pg::state::lease_table::{AsOf, LeaseTable};
+use crate::pg::state::row::Row;
 use pg_fence_rules::Token;
 use pg_fence_rules::grant::Phase;
+use pg_fence_rules::locks::CHANGE;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -95,18 +98,32 @@ pub fn before_commit(prepares: bool) -> Result<(), Report> {
     }
 }
 
-/// Releases the locks of grants that have expired or that other sessions have ended.
+/// Releases the locks of grants that have expired or that other sessions have ended, unless a rollback or a commit may
+/// still bring one back to life.
 fn forget_ended(table: &LeaseTable) {
     let now = clock::now();
+    let row_of = |name: &[u8], first: Token| {
+        let mut rows = table.rows(name, AsOf::Now).into_iter();
+        rows.find(|row| row.grant.tokens.first() == first)
+    };
+    // A rollback restores the grant that this transaction has shortened.
+    let counts = |row: &Row| row.is_own() || row.grant.phase(now) == Phase::Held;
+    // A renewal has this lock from before its look at the clock until its transaction ends.
+    let is_being_renewed = |name: &[u8], row: &Row| {
+        row.grant.phase(now) == Phase::Expired
+            && LockTag::new(CHANGE.lock, name, row.grant.slot).has_conflicts(CHANGE.mode)
+    };
     let lives = |name: &[u8], first: Token| {
-        table
-            .rows(name, AsOf::Now)
-            .iter()
-            .any(|row| row.grant.tokens.first() == first && row.grant.phase(now) == Phase::Held)
+        row_of(name, first).is_some_and(|row| {
+            counts(&row)
+                || is_being_renewed(name, &row)
+                || row_of(name, first).is_some_and(|row| counts(&row))
+        })
     };
     // The list is not borrowed while the table is read, so that an error leaves it as it is.
     let settled: Vec<Key> = LEASES.with_borrow(|leases| {
-        let settled = leases.all.iter().filter(|(_, lease)| lease.acquired_in.is_none());
+        let is_open = |lease: &SessionLease| lease.acquired_in.or(lease.ended_in).is_some();
+        let settled = leases.all.iter().filter(|(_, lease)| !is_open(lease));
         settled.map(|(key, _)| key.clone()).collect()
     });
     let over: Vec<Key> = settled.into_iter().filter(|(first, name)| !lives(name, *first)).collect();
