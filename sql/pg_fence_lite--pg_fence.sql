@@ -2,9 +2,9 @@
 --
 --   psql -1 -f pg_fence_lite--pg_fence.sql       as a superuser, once the library is installed
 --
--- It waits for open transactions that have used a lease, and blocks new ones until it commits. It keeps every lease
--- with its tokens, holder and deadline, the token sequence, the fenced tables, and the rights of fence_grant: such
--- roles become workers of all names. A grant then belongs to the role whose session acquired it. The owner of
+-- It waits for open transactions that have used a lease or fenced a table, and blocks new ones until it commits. It
+-- keeps every lease with its tokens, holder and deadline, the token sequence, the fenced tables, and the rights of
+-- fence_grant: such roles become workers of all names. A grant then belongs to the role whose session acquired it. The owner of
 -- pg_fence_lite, who could call everything, becomes an admin of the extension, which belongs to the superuser. A
 -- concurrent call may fail once, because the function that it called is gone. The script fails and changes nothing if
 -- other objects depend on those of pg_fence_lite: drop them and create them again.
@@ -31,10 +31,10 @@ BEGIN
     END IF;
     SELECT p.pronamespace INTO home FROM fence_lite.calls() AS c JOIN pg_proc p ON p.oid = c.call WHERE p.proname = 'fenced';
 
-    -- A transaction that guards a lease or has changed one is still open, and has read or written this table.
+    -- A transaction that guards a lease, has changed one or has fenced a table has locked this table until it ends.
     LOCK TABLE fence.lease IN ACCESS EXCLUSIVE MODE;
     CREATE TEMPORARY TABLE moved_lease ON COMMIT DROP AS SELECT * FROM fence.lease;
-    -- While this waits for the lock of one table, another may be fenced, or fenced anew, a row claimed, a role
+    -- While this waits for the lock of one table, a row may be claimed in another, which may be dropped, a role
     -- revoked, a view created. So the rest is read afterwards.
     CREATE TEMPORARY TABLE moved_fence (relation regclass, enabled "char", arguments text[]) ON COMMIT DROP;
     LOOP

@@ -591,6 +591,7 @@ DECLARE
  name text := format('fence_lite.fenced_%s_%s', relation, to_hex(hashtextextended(body, 0)));
 BEGIN
  PERFORM refuse('42501', 'only the owner may', 'Ask the owner.') WHERE body IS NULL;
+ LOCK TABLE fence.lease IN ACCESS SHARE MODE;  -- The move to the extension must see this fence.
  PERFORM sweep(format('^fenced_%s_', relation));
  PERFORM put_function(name, body) WHERE body <> '';
  RETURN name;
