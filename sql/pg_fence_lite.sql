@@ -4,7 +4,7 @@
 --   SELECT fence_lite.uninstall();  uninstalls it
 --
 -- fence.lease has a row for each lease. PostgreSQL's locks of that row, which only this code can take, do the rest:
---   guard          FOR KEY SHARE: nobody else is granted the lease until the transaction ends
+--   guard          FOR KEY SHARE: nobody else gets the lease until the transaction ends
 --   renew, release FOR NO KEY UPDATE: they wait for each other, not for guards
 --   acquire        FOR UPDATE SKIP LOCKED: a locked row counts as taken
 -- A token that is not the row's locks nothing. An advisory lock only orders waiters and the first grants of a name.
@@ -123,7 +123,7 @@ CREATE OR REPLACE FUNCTION last_token() RETURNS bigint
 CREATE OR REPLACE FUNCTION floor() RETURNS bigint
  RETURN coalesce(pg_sequence_last_value('fence.jump_token_seq'), 0);
 
--- A number for this start of the server. The file's path names the database, and ALTER SEQUENCE changes it.
+-- A number for this start. The file's path names the database, and ALTER SEQUENCE changes it.
 CREATE OR REPLACE FUNCTION start_mark(floor bigint) RETURNS bigint
  RETURN 2 + (4611686018427387903 & hashtextextended(concat_ws(' ', pg_relation_filepath('fence.token_seq'::regclass), floor,
   extract(epoch FROM pg_postmaster_start_time())), 0));
@@ -152,7 +152,7 @@ CREATE OR REPLACE FUNCTION is_copy() RETURNS bool
 CREATE OR REPLACE FUNCTION move_on(above bigint = 0, is_jump bool = false) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE second bigint := 1048576; floor bigint; last bigint;
 BEGIN
- LOCK TABLE fence.turn IN SHARE UPDATE EXCLUSIVE MODE;
+ LOCK fence.turn IN SHARE UPDATE EXCLUSIVE MODE;
  PERFORM refuse('55000', 'fence.token_seq was altered, so its values are no fencing tokens',
    'ALTER SEQUENCE fence.token_seq INCREMENT 1 CACHE 1 NO CYCLE; ALTER SEQUENCE fence.token_seq SET LOGGED;')
   FROM pg_sequence JOIN pg_class ON oid = seqrelid
@@ -250,7 +250,7 @@ BEGIN
  -- This block releases the locks of a failed attempt.
  BEGIN
   IF old.name IS NULL THEN
-   LOCK TABLE fence.turn IN ACCESS SHARE MODE;
+   LOCK fence.turn IN ACCESS SHARE MODE;
    IF NOT is_head AND NOT pg_try_advisory_xact_lock(lock_key(lease)) AND NOT nobody_waits(lease) THEN
     RAISE SQLSTATE 'PF999';  -- another session is acquiring it
    END IF;
@@ -374,7 +374,7 @@ FROM fence.lease l;
 COMMENT ON VIEW fence.leases IS 'a row per lease: who holds what until when';
 
 -- The fence --
--- fence_protect writes a trigger function for the table, which calls check_write or check_row. All of it runs with the
+-- fence_protect writes a trigger function, which calls check_write or check_row. All of it runs with the
 -- writer's rights except relies, which only roles that may use leases may call.
 
 CREATE OR REPLACE FUNCTION no_token(is_new bool, way text) RETURNS text[]
@@ -384,7 +384,7 @@ CREATE OR REPLACE FUNCTION may_show(relation oid) RETURNS bool
  RETURN NOT row_security_active(relation) AND has_table_privilege(relation, 'SELECT')
   AND pg_has_role(session_user, current_user, 'MEMBER');  -- otherwise a cascade's
 
--- A first trigger notes the row's version if the statement names the fence column. (Forging the note gains
+-- A first trigger notes the row's version if the statement names the fence. (Forging the note gains
 -- what naming it allows.)
 CREATE OR REPLACE FUNCTION note_named() RETURNS trigger LANGUAGE plpgsql AS
 $$ BEGIN PERFORM set_config('fence_lite.named', concat_ws(' ', TG_RELID, OLD.ctid, OLD.xmin), true); RETURN NEW; END $$;
@@ -482,7 +482,7 @@ DECLARE
  token bigint := CASE WHEN op = 'INSERT' THEN NULL WHEN by_setting THEN nullif(ambient, '')::bigint WHEN named THEN shown END;
  is_own bool := op <> 'INSERT' AND is_own(split_part(place, ' ', 3)::bigint);
  is_held bool := fence IS NOT NULL AND was > time;
- is_before bool := fence IS NULL AND was IS NOT NULL;  -- a deadline from before the fence
+ is_before bool := fence IS NULL AND was IS NOT NULL;  -- from before the fence
  is_holders bool := fence IS NOT NULL AND was IS NOT NULL AND (token IS NOT NULL OR is_own);
  changes bool := op <> 'DELETE' AND until IS DISTINCT FROM was AND (is_holders AND until < was
   OR abs(extract(epoch FROM until) - extract(epoch FROM was)) < 0.001 AND (is_holders OR until = date_trunc('msec', until))) IS NOT TRUE;
@@ -591,7 +591,7 @@ DECLARE
  name text := format('fence_lite.fenced_%s_%s', relation, to_hex(hashtextextended(body, 0)));
 BEGIN
  PERFORM refuse('42501', 'only the owner may', 'Ask the owner.') WHERE body IS NULL;
- LOCK TABLE fence.lease IN ACCESS SHARE MODE;  -- The move to the extension must see this fence.
+ LOCK fence.lease IN ACCESS SHARE MODE;  -- who waits sees the fence
  PERFORM sweep(format('^fenced_%s_', relation));
  PERFORM put_function(name, body) WHERE body <> '';
  RETURN name;
@@ -676,7 +676,7 @@ BEGIN
  -- Waiters take the queue's lock in turn. Its holder tries, and so does a caller that reclaims.
  until := began + least(wait, nullif(limited, '0')::interval);
  BEGIN
-  LOCK TABLE fence.turn IN ACCESS SHARE MODE;
+  LOCK fence.turn IN ACCESS SHARE MODE;
   PERFORM set_config('lock_timeout', least(greatest(ceil(extract(epoch FROM until - clock_timestamp()) * 1000), 1), 2147483647)::text,
    true), pg_advisory_xact_lock(lock_key(name)), set_config('lock_timeout', limited, true) WHERE reclaim IS NOT TRUE;
   LOOP
@@ -693,7 +693,7 @@ BEGIN
    RAISE lock_not_available USING MESSAGE = 'canceling statement due to lock timeout';
   END IF;
  END;
- RETURN attempt(name COLLATE "C", holder, ttl, metadata, reclaim, false);  -- another role may have held that lock
+ RETURN attempt(name COLLATE "C", holder, ttl, metadata, reclaim, false);  -- another role may have held it
 END $$;
 CREATE OR REPLACE FUNCTION lease_renew(name text, token bigint, ttl interval = NULL) RETURNS bigint LANGUAGE plpgsql AS
 $$ BEGIN RETURN change('lease_renew', name COLLATE "C", token, ttl); END $$;
@@ -791,7 +791,7 @@ DECLARE
 BEGIN
  PERFORM left_out('verify') WHERE verify AND deadline IS NULL;
  PERFORM refuse_table(relation, table_fault(relation, true));
- EXECUTE format('LOCK TABLE %s', relation);
+ EXECUTE format('LOCK %s', relation);
  PERFORM refuse_table(relation, table_fault(relation, true));  -- now locked
 
  -- An omitted argument keeps its value, but without a lease only strict is safe.
@@ -872,7 +872,7 @@ BEGIN
  PERFORM refuse_table($1, ARRAY['42809', 'it is a partition', format('Take the fence off %s.', pg_partition_root($1))])
   FROM triggers() AS t WHERE t.relation = $1 AND parent <> 0;
  IF EXISTS (SELECT FROM triggers() AS t WHERE t.relation IN (SELECT family($1))) THEN
-  EXECUTE format('LOCK TABLE %s', relation);
+  EXECUTE format('LOCK %s', relation);
   PERFORM take_off(relation);
  ELSE
   RAISE NOTICE '% is not fenced', relation;
@@ -949,6 +949,7 @@ BEGIN
 END $$;
 CREATE OR REPLACE FUNCTION uninstall() RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
+ LOCK fence.lease;
  PERFORM refuse('2BP01', 'these tables are fenced: ' || string_agg(DISTINCT relation::text, ', '),
   'Call fence_unprotect for each.') FROM triggers() WHERE parent = 0 HAVING count(*) > 0;
  EXECUTE (SELECT 'DROP FUNCTION ' || string_agg(call::text, ', ') || ' CASCADE' FROM calls());
@@ -958,7 +959,7 @@ COMMENT ON FUNCTION uninstall IS 'takes pg_fence_lite away, leases and all';
 
 DO $close$
 DECLARE
- definers text[] := '{claim,settle,write_trigger}';  -- run with the owner's rights, as do the granted calls
+ definers text[] := '{claim,settle,write_trigger}';  -- run with the owner's rights, as the granted calls
  closed text[] := '{attempt,change,vet,draw,identity,move_on,nobody_waits,put_function,renew,sweep}';
 BEGIN
  -- Revokes what default privileges have granted to roles (Supabase).
