@@ -107,7 +107,7 @@ fn forget_ended(table: &LeaseTable) {
         rows.find(|row| row.grant.tokens.first() == first)
     };
     // A rollback restores the grant that this transaction has shortened.
-    let counts = |row: &Row| row.is_own() || row.grant.phase(now) == Phase::Held;
+    let may_be_held = |row: &Row| row.is_own() || row.grant.phase(now) == Phase::Held;
     // A renewal has this lock from before its look at the clock until its transaction ends.
     let is_being_renewed = |name: &[u8], row: &Row| {
         row.grant.phase(now) == Phase::Expired
@@ -115,9 +115,10 @@ fn forget_ended(table: &LeaseTable) {
     };
     let lives = |name: &[u8], first: Token| {
         row_of(name, first).is_some_and(|row| {
-            counts(&row)
+            may_be_held(&row)
                 || is_being_renewed(name, &row)
-                || row_of(name, first).is_some_and(|row| counts(&row))
+                // That transaction may have committed between the two looks.
+                || row_of(name, first).is_some_and(|row| may_be_held(&row))
         })
     };
     // The list is not borrowed while the table is read, so that an error leaves it as it is.
