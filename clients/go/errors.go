@@ -209,6 +209,11 @@ func codeOf(err error) string {
 func isFatal(err error) bool {
 	var ofPgx *pgconn.PgError
 	var ofPq interface{ Fatal() bool }
+	var opening *pgconn.ConnectError
+	if errors.As(err, &opening) {
+		// The work could not open another connection.
+		return false
+	}
 	if errors.As(err, &ofPgx) {
 		// Some poolers send only the severity in the server's language.
 		severity := cmp.Or(ofPgx.SeverityUnlocalized, ofPgx.Severity)

@@ -414,6 +414,14 @@ func TestAPoolerMayEndASessionWithASQLStateOfItsOwn(t *testing.T) {
 	p := newFixture(t)
 	err := p.acquire(long, "order:7").Guard(background, beginner{p.admin}, exec(pay))
 	p.equal(p.isError(err, pgfence.TransactionLost, "no data").InDoubt, true)
+	// A connection that the work cannot open is no end of the guard's.
+	elsewhere := must(pgx.ParseConfig(url))
+	elsewhere.Database = "no_one"
+	opens := func(ctx context.Context, _ *sql.Tx) error {
+		return errorOf(pgx.ConnectConfig(ctx, elsewhere))
+	}
+	err = p.acquire(long, "other").GuardSQL(background, p.database("pgx"), opens)
+	p.equal(p.isError(err, err, "3D000") == nil, true)
 }
 
 func TestAGuardOfPgxSaysWhatItsWorkHasDone(t *testing.T) {
