@@ -10,7 +10,7 @@
 apt_unpack beanstalkd=1.12-2+b1
 cd "$work"
 mkdir binlog
-PORT=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+PORT=$(free_ports 1)
 export PORT
 start() {
   beanstalkd -l 127.0.0.1 -p "$PORT" -b binlog & server=$!

@@ -14,15 +14,11 @@ import distlockd.cli, distlockd.server
 distlockd.server.STALE_LOCK_TIMEOUT = 1
 distlockd.cli.main()
 END
-read -r port other < <(python3 -c '
-import socket
-pair = [socket.socket() for _ in range(2)]
-for s in pair: s.bind(("127.0.0.1", 0))
-print(*(s.getsockname()[1] for s in pair))')
+read -r port other < <(free_ports 2)
 "$work/python/bin/distlockd" server --host 127.0.0.1 --port "$port" > server.log 2>&1 &
 "$work/python/bin/python" limit_of_a_second.py server --host 127.0.0.1 --port "$other" > other.log 2>&1 &
 for p in $port $other; do
-  until (exec 3<> "/dev/tcp/127.0.0.1/$p") 2> /dev/null; do sleep 0.1; done
+  wait_for_port "$p"
   { "$work/python/bin/python" -c "if True:
     import os
     from distlockd.client import Client

@@ -13,11 +13,11 @@ apt_unpack gearman-job-server=1.1.20+ds-1 gearman-tools=1.1.20+ds-1 libgearman8=
 postgres
 cd "$work"
 sql() { psql -XqAt -v ON_ERROR_STOP=1 "$@"; }
-port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+port=$(free_ports 1)
 server() {
   gearmand -p "$port" -L 127.0.0.1 -l "$work/gearmand.log" -q Postgres --libpq-table=queue \
     --libpq-conninfo "host=127.0.0.1 port=$PGPORT user=postgres dbname=postgres" & server=$!
-  for _ in $(seq 100); do (: < "/dev/tcp/127.0.0.1/$port") 2> /dev/null && return; sleep 0.1; done
+  wait_for_port "$port"
 }
 submit() {
   gearman -h 127.0.0.1 -p "$port" -f report -b -u "$1" "$1" 2> refused && status=0 || status=$?

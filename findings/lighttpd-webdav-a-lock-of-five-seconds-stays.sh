@@ -10,7 +10,7 @@
 apt_unpack lighttpd=1.4.69-1 lighttpd-mod-webdav=1.4.69-1 libnettle8 libpcre2-8-0 libsqlite3-0 libxml2 \
   libicu72 libxxhash0
 cd "$work"
-port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+port=$(free_ports 1)
 mkdir files uploads
 cat > lighttpd.conf <<END
 server.bind = "127.0.0.1"
@@ -22,7 +22,7 @@ webdav.activate = "enable"
 webdav.sqlite-db-name = "$work/locks"
 END
 lighttpd -D -f lighttpd.conf -m debian/usr/lib/lighttpd 2> errors &
-for _ in $(seq 100); do (: < "/dev/tcp/127.0.0.1/$port") 2> /dev/null && break; sleep 0.1; done
+wait_for_port "$port"
 PORT=$port python3 - > seen 2>&1 <<'END' || true
 import http.client, os, re, time
 def ask(method, body=None, **headers):

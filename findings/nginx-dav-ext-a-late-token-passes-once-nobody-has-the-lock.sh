@@ -10,7 +10,7 @@
 apt_unpack libnginx-mod-http-dav-ext=1:3.0.0-3 libnginx-mod-http-xslt-filter nginx libxml2 libxslt1.1 libicu72 \
   libpcre2-8-0
 cd "$work"
-port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+port=$(free_ports 1)
 mkdir files
 cat > nginx.conf <<END
 load_module $work/debian/usr/lib/nginx/modules/ngx_http_dav_ext_module.so;
@@ -29,7 +29,7 @@ http {
 }
 END
 nginx -p "$work" -e errors -c nginx.conf &
-for _ in $(seq 100); do (: < "/dev/tcp/127.0.0.1/$port") 2> /dev/null && break; sleep 0.1; done
+wait_for_port "$port"
 PORT=$port python3 - > seen 2>&1 <<'END' || true
 import http.client, os, time
 def ask(method, body=None, **headers):
