@@ -4,9 +4,9 @@
 --
 -- It waits for open transactions that have used a lease or fenced a table, and blocks new ones until it commits. It
 -- keeps every lease with its tokens, holder and deadline, the token sequence, the fenced tables, and the rights of
--- fence_grant: such roles become workers of all names. A grant then belongs to the role whose session acquired it. The owner of
--- pg_fence_lite, who could call everything, becomes an admin of the extension, which belongs to the superuser. A
--- concurrent call may fail once, because the function that it called is gone. The script fails and changes nothing if
+-- fence_grant: such roles become workers of all names. A grant then belongs to the role whose session acquired it. The
+-- owner of pg_fence_lite, who could call everything, becomes an admin of the extension, which belongs to the superuser.
+-- A concurrent call may fail once, because the function that it called is gone. The script fails and changes nothing if
 -- other objects depend on those of pg_fence_lite: drop them and create them again.
 
 -- It moves what is committed when its wait is over, which an older snapshot does not show.
