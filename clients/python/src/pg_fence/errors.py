@@ -7,8 +7,6 @@ from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
-from .lease_state import ends_open_session
-
 
 class FenceError(Exception):
     """The base class of this package's errors. Raised itself if the server has not answered in time,
@@ -124,18 +122,12 @@ def code_of(error: BaseException) -> str:
     return sqlstate_of(error) or ("ended" if is_broken else "")
 
 
-def code_in_guard(error: BaseException) -> str:
-    """Returns the code of an error in a guarded transaction. An error that is FATAL has ended the
-    session, whatever its SQLSTATE: poolers have some of their own."""
-    code = code_of(error)
-    return "ended" if any(map(_is_fatal, _chain(error))) and not ends_open_session(code) else code
-
-
-def _is_fatal(error: BaseException) -> bool:
-    # psycopg has the severity in `diag`. Some poolers have only the one in the server's language.
-    of: Any = getattr(error, "diag", error)
+def is_fatal(error: BaseException) -> bool:
+    """True if the severity of the server's error is FATAL or PANIC."""
+    # psycopg has it in `diag`. Some poolers have only the one in the server's language.
+    diags: list[Any] = [getattr(one, "diag", one) for one in _chain(error)]
     names = ("severity_nonlocalized", "severity_en", "severity")
-    return any(getattr(of, name, None) in {"FATAL", "PANIC"} for name in names)
+    return any(getattr(of, name, None) in {"FATAL", "PANIC"} for of in diags for name in names)
 
 
 def is_of_driver(error: BaseException) -> bool:

@@ -963,23 +963,25 @@ def _cause(error: str, code: str, is_of_acquire: bool) -> str:
 def guard_failed(
     stage: str,
     code: str,
+    is_fatal: bool = False,
     session: str = "open",
     of: str = "names",
     is_inner: bool = False,
     is_lost: bool = False,
 ) -> Effect:
     """Returns what follows from an error in a guarded transaction, whose stages, codes and sessions
-    are those of clients/spec/errors.md. `of`: `names`, `rows` (of a table alone) or `adopted`.
-    `is_inner`: it is a savepoint. `is_lost`: a lease of it is lost."""
-    is_end = _ends_session(code)
+    are those of clients/spec/errors.md. `is_fatal`: by its severity. `of`: `names`, `rows` (of a
+    table alone) or `adopted`. `is_inner`: it is a savepoint. `is_lost`: a lease of it is lost."""
+    # A fatal error ends a session, whatever its SQLSTATE: poolers have some of their own.
+    is_end = is_fatal or _ends_session(code)
     # An answer of the server is no end, even if the session has ended after it.
     is_own_end = session == "closed" and (is_end or not code)
     if stage == "open":
         # Without a connection no transaction has begun.
-        is_broken = ends_open_session(code) or is_own_end
+        is_broken = _ends_open_session(code) or is_own_end
     elif stage == "work":
         # The work may use other connections, whose end is not the end of this one.
-        is_broken = ends_open_session(code) or (is_end and session != "open")
+        is_broken = _ends_open_session(code) or (is_end and session != "open")
     else:
         is_broken = is_end or is_own_end
     has_failed = code == "25P02" and stage in {"check", "release", "commit"}
@@ -1078,10 +1080,10 @@ def _is_lock_error(code: str) -> bool:
 
 def _ends_session(code: str) -> bool:
     """True if a session has ended, or could not be opened."""
-    return code in {"ended", "57P03"} or code.startswith("08") or ends_open_session(code)
+    return code in {"ended", "57P03"} or code.startswith("08") or _ends_open_session(code)
 
 
-def ends_open_session(code: str) -> bool:
+def _ends_open_session(code: str) -> bool:
     """True if the server has ended an open session: idle in transaction, transaction_timeout,
     terminated, crashed, idle."""
     return code in {"25P03", "25P04", "57P01", "57P02", "57P05"}

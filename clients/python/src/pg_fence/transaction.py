@@ -20,7 +20,8 @@ from .errors import (
     LeaseLost,
     LeaseTaken,
     TransactionLost,
-    code_in_guard,
+    code_of,
+    is_fatal,
     is_of_driver,
     refusal,
     sqlstate_of,
@@ -464,7 +465,7 @@ class Guard(Block[C]):
 
     def _failure(self, error: BaseException, stage: str) -> Effect:
         raw = self._driver.raw
-        code = code_in_guard(error)
+        code = code_of(error)
         if stage == "commit" and isinstance(error, TimeoutError) and hasattr(raw, "fetchval"):
             # asyncpg's command_timeout: there is no answer.
             code = "ended"
@@ -473,6 +474,7 @@ class Guard(Block[C]):
         return guard_failed(
             stage,
             code,
+            is_fatal(error),
             "closed" if is_closed else "open",
             "names" if self._holdings and self._names else "rows" if self._rows else "adopted",
             self._driver.is_inner,
