@@ -1,6 +1,5 @@
 import type { Holding } from "./heartbeat.js";
 import {
-  endsOpenSession,
   errorType,
   type ErrorType,
   type Reason,
@@ -163,15 +162,12 @@ export function codeOf(error: unknown): string {
   return sqlstateOf(error) || ([...chain(error, true)].some(isEnd) ? "ended" : "");
 }
 
-/** Returns the code of an error in a guarded transaction. An error that is FATAL has ended the
- * session, whatever its SQLSTATE: poolers have some of their own. */
-export function codeInGuard(error: unknown): string {
-  // In postgres `severity` may be missing; the other one is in the server's language, as in pg.
-  const isFatal = ({ severity, severity_local }: ErrorFields) =>
-    [severity, severity_local].some((one) => one === "FATAL" || one === "PANIC");
-  const code = codeOf(error);
-  return [...chain(error)].some(isFatal) && !endsOpenSession(code) ? "ended" : code;
-}
+/** True if the severity of the server's error is FATAL or PANIC. In postgres `severity` may be
+ * missing; the other one is in the server's language, as in pg. */
+export const isFatal = (error: unknown): boolean =>
+  [...chain(error)]
+    .flatMap(({ severity, severity_local }) => [severity, severity_local])
+    .some((severity) => severity === "FATAL" || severity === "PANIC");
 
 /** Returns the code of a connection that could not be opened: an SQLSTATE; `connect`, if a retry
  * may open it; or `misconfigured`, if none can: the server speaks no TLS, a certificate or a

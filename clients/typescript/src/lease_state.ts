@@ -1061,6 +1061,8 @@ function causeOf(error: string, code: string, isOfAcquire: boolean): string {
 export interface GuardError {
   readonly stage: "open" | "begin" | "work" | "check" | "release" | "commit";
   readonly code: string;
+  /** True if its severity is FATAL or PANIC. */
+  readonly isFatal?: boolean;
   readonly session?: "open" | "closed" | "unknown";
   /** What guards the transaction: leases, of rows of a table alone, or an adopted lease. */
   readonly of?: "names" | "rows" | "adopted";
@@ -1075,15 +1077,17 @@ export type GuardFailure = ReturnType<typeof guardFailed>;
 
 /** Returns what follows from an error in a guarded transaction. */
 export function guardFailed(failed: GuardError) {
-  const { stage, code, session = "open", of = "names", isInner = false, isLost = false } = failed;
+  const { stage, code, isFatal = false, session = "open", of = "names" } = failed;
+  const { isInner = false, isLost = false } = failed;
+  // A fatal error ends a session, whatever its SQLSTATE: poolers have some of their own.
+  const isEnd = isFatal || endsSession(code);
   // An answer of the server is no end, even if the session has ended after it.
-  const isOwnEnd = session === "closed" && (endsSession(code) || code === "");
-  let isBroken = endsSession(code) || isOwnEnd;
+  const isOwnEnd = session === "closed" && (isEnd || code === "");
+  let isBroken = isEnd || isOwnEnd;
   // Without a connection no transaction has begun.
   if (stage === "open") isBroken = endsOpenSession(code) || isOwnEnd;
   // The work may use other connections, whose end is not the end of this one.
-  else if (stage === "work")
-    isBroken = endsOpenSession(code) || (endsSession(code) && session !== "open");
+  else if (stage === "work") isBroken = endsOpenSession(code) || (isEnd && session !== "open");
   const hasFailed = code === "25P02" && /^(check|release|commit)$/.test(stage);
   const hasNone = code === "no transaction";
   // With 25P03 and 25P04 the server has ended an idle transaction before it read the commit.
@@ -1170,7 +1174,7 @@ export const endsSession = (code: string) =>
   /^(ended|57P03|08)/.test(code) || endsOpenSession(code);
 /** True if the server has ended an open session: idle in transaction, transaction_timeout,
  * terminated, crashed, idle. */
-export const endsOpenSession = (code: string) => /^(25P0[34]|57P0[125])$/.test(code);
+const endsOpenSession = (code: string) => /^(25P0[34]|57P0[125])$/.test(code);
 
 function notGranted(code: string, isOpening: boolean): Omit<Reply, "reply"> {
   const sqlstate = /^[0-9A-Z]{5}$/.test(code) ? code : undefined;

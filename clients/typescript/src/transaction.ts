@@ -1,6 +1,6 @@
 import { setTimeout as sleep } from "node:timers/promises";
 import { within } from "./connection.js";
-import { codeInGuard, FenceError, LeaseLost, LeaseTaken, TransactionLost } from "./errors.js";
+import { codeOf, FenceError, isFatal, LeaseLost, LeaseTaken, TransactionLost } from "./errors.js";
 import { refusal, sqlstateOf, typed, unwrapAbort } from "./errors.js";
 import type { Heartbeat, Holding } from "./heartbeat.js";
 import { guardFailed, type GuardError, type GuardFailure, type LastStage } from "./lease_state.js";
@@ -207,8 +207,8 @@ class Guard<Tx> {
       // The driver postgres throws the error of a statement before it reports the end of the
       // session.
       await sleep(1);
-      const code = error instanceof NotOpen ? error.code : codeInGuard(error);
-      const failure = this.#failed(code);
+      const code = error instanceof NotOpen ? error.code : codeOf(error);
+      const failure = this.#failed(error, code);
       [end, this.beginsAgain] = [failure.last, failure.again];
       if (failure.suspect) by.heartbeat.suspect(by.holdings);
       // A statement that the work has left running keeps its locks until it is canceled.
@@ -287,11 +287,12 @@ class Guard<Tx> {
     return this.#held.find(({ isLost }) => isLost);
   }
 
-  #failed(code: string): GuardFailure {
+  #failed(error: unknown, code: string): GuardFailure {
     const { transaction, by } = this;
     return guardFailed({
       stage: this.#stage,
       code,
+      isFatal: isFatal(error),
       session: transaction.broken === undefined ? transaction.session : "closed",
       of: by.adopted ? "adopted" : this.#table === undefined ? "names" : "rows",
       isInner: transaction.isInner,
