@@ -204,8 +204,7 @@ func codeOf(err error) string {
 	return state
 }
 
-// isFatal reports whether the server has ended the session with the error. Poolers have SQLSTATEs of
-// their own for that.
+// isFatal reports whether the severity of the server's error is FATAL or PANIC.
 func isFatal(err error) bool {
 	var ofPgx *pgconn.PgError
 	var ofPq interface{ Fatal() bool }

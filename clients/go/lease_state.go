@@ -1268,17 +1268,18 @@ func cause(kind Kind, code string, isOfAcquire bool) string {
 }
 
 // guardFailure is an error in a guarded transaction, whose Stage, Code and Session are those of
-// ../spec/errors.md. Of is "names", "rows" (of a table alone) or "adopted". IsInner: it is a
-// savepoint. IsLost: a lease of it is lost.
+// ../spec/errors.md. IsFatal: by its severity. Of is "names", "rows" (of a table alone) or
+// "adopted". IsInner: it is a savepoint. IsLost: a lease of it is lost.
 type guardFailure struct {
 	Stage, Code, Session, Of string
-	IsInner, IsLost          bool
+	IsFatal, IsInner, IsLost bool
 }
 
 // guardFailed returns what follows from an error in a guarded transaction: Error, InDoubt, Last,
 // Suspect and Again. Error is "" if the error remains the driver's or the work's own.
 func guardFailed(f guardFailure) (e effect) {
-	hasEnded := endsSession(f.Code)
+	// A fatal error ends a session, whatever its SQLSTATE: poolers have some of their own.
+	hasEnded := f.IsFatal || endsSession(f.Code)
 	// An answer of the server is no end, even if the session has ended after it.
 	isOwnEnd := f.Session == "closed" && (hasEnded || f.Code == "")
 	switch f.Stage {

@@ -503,7 +503,7 @@ func (g *guard) failed(t *transaction, err error) (effect, error) {
 	isLost := errors.As(errors.Join(g.check(g.leasesToCheck()), context.Cause(g.until)), &loss)
 	f := guardFailure{
 		Stage: g.stage, Code: codeOf(err), Session: t.session(), Of: "names",
-		IsInner: t.isInner, IsLost: isLost,
+		IsFatal: isFatal(err), IsInner: t.isInner, IsLost: isLost,
 	}
 	isName := func(l *Lease) bool { return l.tableJSON == "" }
 	if len(g.leases) == 0 {
@@ -518,8 +518,6 @@ func (g *guard) failed(t *transaction, err error) (effect, error) {
 	case g.isWorkDone && (errors.Is(err, pgx.ErrTxClosed) ||
 		t.isInner && hasAnyPrefix(f.Code, "3B001", "25P01")):
 		f.Code = "no transaction"
-	case isFatal(err) && !endsOpenSession(f.Code):
-		f.Code = "ended"
 	case isInterrupted(err) && (isLost || ctxErr != nil):
 		// Where a context ends during a statement, the session ends, or its transaction does. If the
 		// server has canceled the statement, it has committed nothing, as after a timeout.
