@@ -198,6 +198,7 @@ final class Vectors {
         return LeaseStates.guardFailed(
                 Stage.valueOf(text(args, "stage").toUpperCase(Locale.ROOT)),
                 text(args, "code"),
+                is(args, "is_fatal"),
                 text(args, "session", "open"),
                 text(args, "of", "names"),
                 is(args, "is_inner"),

@@ -295,10 +295,7 @@ public sealed class FenceException extends RuntimeException {
         return states.filter(Objects::nonNull).findFirst().orElse("");
     }
 
-    /**
-     * Returns true if the server has ended the session with the error. Poolers have SQLSTATEs of
-     * their own for that.
-     */
+    /** Returns true if the severity of the server's error is FATAL or PANIC. */
     static boolean isFatal(Throwable error) {
         return causes(error)
                 .filter(PSQLException.class::isInstance)

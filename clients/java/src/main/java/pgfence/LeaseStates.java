@@ -1312,13 +1312,21 @@ final class LeaseStates {
      * Returns what follows from an error in a guarded transaction, whose stages, codes and sessions
      * are those of clients/spec/errors.md.
      *
+     * @param isFatal by its severity
      * @param of "names", "rows" (of a table alone) or "adopted"
      * @param isInner it is a savepoint
      * @param isLost a lease of the guard is lost
      */
     static GuardFailure guardFailed(
-            Stage stage, String code, String session, String of, boolean isInner, boolean isLost) {
-        boolean isEnd = endsSession(code), isOpenEnd = endsOpenSession(code);
+            Stage stage,
+            String code,
+            boolean isFatal,
+            String session,
+            String of,
+            boolean isInner,
+            boolean isLost) {
+        // A fatal error ends a session, whatever its SQLSTATE: poolers have some of their own.
+        boolean isEnd = isFatal || endsSession(code), isOpenEnd = endsOpenSession(code);
         // An answer of the server is no end, even if the session has ended after it.
         boolean isOwnEnd = session.equals("closed") && (isEnd || code.isEmpty());
         boolean isBroken =
@@ -1432,7 +1440,7 @@ final class LeaseStates {
      * Returns true if the server has ended an open session: idle in transaction,
      * transaction_timeout, terminated, crashed, idle.
      */
-    static boolean endsOpenSession(String code) {
+    private static boolean endsOpenSession(String code) {
         return code.matches("25P0[34]|57P0[125]");
     }
 

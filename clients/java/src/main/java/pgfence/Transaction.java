@@ -292,18 +292,18 @@ final class Transaction {
                         && state.equals(NO_SETTING)
                         && raw.getTransactionState() != TransactionState.IDLE;
         boolean hasNoSavepoint = stage != Stage.WORK && state.equals(NO_SAVEPOINT);
-        if (FenceException.isFatal(error) && !LeaseStates.endsOpenSession(state)) {
-            return "ended";
-        }
         return hasNoSetting || hasNoSavepoint ? NO_TRANSACTION : state;
     }
 
     /** Asks what follows from an error, and returns the error to throw. */
     private Throwable typed(Throwable error) throws SQLException {
         String code = codeOf(error), session = raw.isClosed() ? "closed" : "open";
+        boolean isFatal = FenceException.isFatal(error);
         String of = leases.isEmpty() ? "adopted" : named.isEmpty() ? "rows" : "names";
         Optional<Lease> lost = leases.stream().filter(Lease::isLost).findFirst();
-        failure = LeaseStates.guardFailed(stage, code, session, of, isInner, lost.isPresent());
+        failure =
+                LeaseStates.guardFailed(
+                        stage, code, isFatal, session, of, isInner, lost.isPresent());
         if (error instanceof FenceException || error instanceof Error) {
             return error;
         }
