@@ -235,8 +235,10 @@ pub fn classify(error: &(dyn StdError + 'static)) -> Option<Error> {
     if let Some(typed) = typed_in(error) {
         return Some(typed.clone());
     }
-    let (code, of) = (code_of(error), GuardedBy::Names);
-    match guard_failed(GuardStage::Work, &code, Session::Unknown, of, false, false).error? {
+    // A fatal error may be of a connection that could not be opened, and is no end then.
+    let (code, is_fatal, session) = (code_of(error), false, Session::Unknown);
+    let of = GuardedBy::Names;
+    match guard_failed(GuardStage::Work, &code, is_fatal, session, of, false, false).error? {
         ErrorType::TransactionLost => Some(Error::transaction_lost(error, &code, false)),
         _ => server_error(error).map(Error::Refused),
     }

@@ -1495,16 +1495,19 @@ pub struct GuardFailure {
 }
 
 /// Returns what follows from an error in a guarded transaction. `code` is one of
-/// `clients/spec/errors.md`. `is_inner`: it is a savepoint. `is_lost`: a lease of it is lost.
+/// `clients/spec/errors.md`. `is_fatal`: by its severity. `is_inner`: it is a savepoint. `is_lost`: a
+/// lease of it is lost.
 pub fn guard_failed(
     stage: GuardStage,
     code: &str,
+    is_fatal: bool,
     session: Session,
     of: GuardedBy,
     is_inner: bool,
     is_lost: bool,
 ) -> GuardFailure {
-    let ends = ends_session(code);
+    // A fatal error ends a session, whatever its SQLSTATE: poolers have some of their own.
+    let ends = is_fatal || ends_session(code);
     // An answer of the server is no end, even if the session has ended after it.
     let is_own_end = session == Session::Closed && (ends || code.is_empty());
     let is_broken = match stage {
@@ -1656,7 +1659,7 @@ fn ends_session(code: &str) -> bool {
 
 /// True if the server has ended an open session: idle in transaction, transaction_timeout,
 /// terminated, crashed, idle.
-pub(crate) fn ends_open_session(code: &str) -> bool {
+fn ends_open_session(code: &str) -> bool {
     matches!(code, "25P03" | "25P04" | "57P01" | "57P02" | "57P05")
 }
 

@@ -5,8 +5,7 @@ use crate::errors::{Error, Reason, code_of, is_fatal, server_error, session_of};
 use crate::fence::BoxError;
 use crate::heartbeat::{Grant, Heartbeat, Held, lock};
 use crate::lease_state::{
-    ErrorType, GuardFailure, GuardStage, GuardedBy, Id, LeaseStates, Session, Stage,
-    ends_open_session, guard_failed,
+    ErrorType, GuardFailure, GuardStage, GuardedBy, Id, LeaseStates, Session, Stage, guard_failed,
 };
 use crate::statements::{ServerTransaction, THIS_TRANSACTION, counted, qualified};
 use serde_json::{Value, json};
@@ -339,18 +338,17 @@ impl GuardState {
     /// Returns the error of a call that has failed, or that a loss has ended.
     fn failed(&self, stage: GuardStage, error: impl Into<BoxError>) -> Failed {
         let error = Error::other(error);
-        let (code, session) = (code_of(&error), session_of(&error));
+        let (code, is_fatal, session) = (code_of(&error), is_fatal(&error), session_of(&error));
         let (stage, code) = match (stage, &*code) {
             // Here the check follows the release, which may have been committed by itself.
             (GuardStage::Check, "22012") => (GuardStage::Commit, "no transaction"),
             // There is no savepoint, or no transaction.
             (GuardStage::Commit, "3B001" | "25P01") if !self.is_whole => (stage, "no transaction"),
-            // Poolers end sessions with SQLSTATEs of their own.
-            (_, code) if is_fatal(&error) && !ends_open_session(code) => (stage, "ended"),
             (_, code) => (stage, code),
         };
         let (mut loss, is_inner) = (self.loss(), !self.is_whole);
-        let follows = guard_failed(stage, code, session, self.of, is_inner, loss.is_some());
+        let is_lost = loss.is_some();
+        let follows = guard_failed(stage, code, is_fatal, session, self.of, is_inner, is_lost);
         if follows.suspect {
             self.suspect();
         }

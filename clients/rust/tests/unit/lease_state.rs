@@ -355,9 +355,9 @@ fn failure_of(arguments: &Value) -> Value {
         Some("adopted") => GuardedBy::Adopted,
         Some(other) => panic!("nothing is guarded by {other}"),
     };
-    let (is_inner, is_lost) = (arguments["is_inner"] == true, arguments["is_lost"] == true);
-    let code = text(&arguments["code"]);
-    let failure = guard_failed(stage, &code, session, of, is_inner, is_lost);
+    let (code, is) = (text(&arguments["code"]), |what: &str| arguments[what] == true);
+    let (is_fatal, is_inner, is_lost) = (is("is_fatal"), is("is_inner"), is("is_lost"));
+    let failure = guard_failed(stage, &code, is_fatal, session, of, is_inner, is_lost);
     let last = match failure.last {
         Stage::InDoubt => "in doubt",
         Stage::RolledBack => "rolled back",
