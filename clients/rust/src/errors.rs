@@ -310,7 +310,7 @@ pub(crate) fn server_error(error: &(dyn StdError + 'static)) -> Option<Refused> 
     database_error(error).map(|(error, _)| error)
 }
 
-/// True if the server has ended the session with the error.
+/// True if the severity of the server's error is FATAL or PANIC.
 pub(crate) fn is_fatal(error: &(dyn StdError + 'static)) -> bool {
     database_error(error).is_some_and(|(_, is_fatal)| is_fatal)
 }
@@ -328,12 +328,13 @@ fn database_error(error: &(dyn StdError + 'static)) -> Option<(Refused, bool)> {
         #[cfg(feature = "sqlx")]
         if let Some(sqlx::Error::Database(one)) = one.downcast_ref() {
             let one = one.try_downcast_ref::<PgDatabaseError>()?;
-            let is_fatal = one.severity() == PgSeverity::Fatal;
+            let is_fatal = matches!(one.severity(), PgSeverity::Fatal | PgSeverity::Panic);
             return Some((refused(one.code(), one.message(), one.hint(), one.detail()), is_fatal));
         }
         let one = one.downcast_ref::<DbError>()?;
         // Some poolers have only the text, which a server may write in another language.
-        let is_fatal = one.parsed_severity() == Some(Severity::Fatal) || one.severity() == "FATAL";
+        let is_fatal = matches!(one.parsed_severity(), Some(Severity::Fatal | Severity::Panic))
+            || matches!(one.severity(), "FATAL" | "PANIC");
         Some((refused(one.code().code(), one.message(), one.hint(), one.detail()), is_fatal))
     })
 }

@@ -15,6 +15,8 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::task::Poll;
 use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, copy};
+use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{sleep, timeout};
 use tokio_postgres::config::SslMode;
 use tokio_postgres::{Config, NoTls, SimpleQueryMessage};
@@ -236,6 +238,45 @@ async fn an_error_of_the_commit_is_the_works_own() {
     assert!(matches!(error, Error::TransactionLost { in_doubt: false, .. }), "{error:?}");
     let error = lease.guard(&mut client).await.err().unwrap();
     assert!(matches!(error, Error::TransactionLost { in_doubt: false, .. }), "{error:?}");
+}
+
+/// Returns a connection through a proxy that gives the server's errors this severity.
+async fn client_with(severity: &'static [u8; 5]) -> Connected {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let (port, proxy) = (config(|config| config).get_ports()[0], listener.local_addr().unwrap());
+    let through = url().replace(&format!(":{port}"), &format!(":{}", proxy.port()));
+    tokio::spawn(async move {
+        let (client, _) = listener.accept().await.unwrap();
+        let server = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
+        let (mut requests, mut to_client) = client.into_split();
+        let (mut answers, mut to_server) = server.into_split();
+        tokio::spawn(async move { copy(&mut requests, &mut to_server).await });
+        let mut bytes = [0; 8192];
+        while let Ok(length @ 1..) = answers.read(&mut bytes).await {
+            while let Some(at) = bytes.windows(7).position(|window| window == b"ERROR\0V") {
+                bytes[at..at + 5].copy_from_slice(severity);
+                bytes[at + 7..at + 12].copy_from_slice(severity);
+            }
+            to_client.write_all(&bytes[..length]).await.unwrap();
+        }
+    });
+    connect(&through, NoTls).await.unwrap()
+}
+
+/// Whatever its SQLSTATE: poolers have some of their own.
+#[tokio::test]
+async fn a_fatal_error_of_the_commit_is_in_doubt() {
+    let (shop, conflicts) = (Shop::new().await, "INSERT INTO twice VALUES (1), (1)");
+    let lease = shop.lease().await;
+    for severity in [b"FATAL", b"PANIC"] {
+        let mut client = client_with(severity).await;
+        let table = "CREATE TEMP TABLE twice (id int UNIQUE DEFERRABLE INITIALLY DEFERRED)";
+        client.batch_execute(table).await.unwrap();
+        let guard = lease.guard(&mut client).await.unwrap();
+        guard.batch_execute(conflicts).await.unwrap();
+        let error = guard.commit().await.unwrap_err();
+        assert!(matches!(error, Error::TransactionLost { in_doubt: true, .. }), "{error:?}");
+    }
 }
 
 #[tokio::test]
