@@ -146,6 +146,7 @@ class World:
         given = {
             "stage": self.random.choice(STAGES),
             "code": self.random.choice(CODES),
+            "is_fatal": self.chance(0.2),
             "session": self.random.choice(["open", "closed", "unknown"]),
             "of": self.random.choice(["names", "rows", "adopted"]),
             "is_inner": self.chance(0.3),
