@@ -789,13 +789,13 @@ func (s *leaseStates) takeOutcomes(l *leaseState, outcomes []outcome, sent int64
 			gone++
 		case "refused":
 			refused++
+			if o.code == "42501" && l.Table == "" {
+				advice = "other role"
+			}
 		}
 		left = min(left, o.remaining)
 		if o.againIn >= 0 {
 			again = min(again, o.againIn)
-		}
-		if o.code == "42501" && l.Table == "" {
-			advice = "other role"
 		}
 	}
 	isLost := gone+refused > 0

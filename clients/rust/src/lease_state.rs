@@ -950,7 +950,7 @@ impl LeaseStates {
             let left = lease.options.names.iter().zip(outcomes);
             let left = left.filter(|(_, outcome)| is_left(outcome));
             let unreleased = left.map(|(name, _)| name.clone()).collect();
-            let is_denied = outcomes.iter().any(|outcome| outcome.code == "42501");
+            let is_denied = outcomes.iter().any(|one| one.kind == "refused" && one.code == "42501");
             lease.is_other_role = gone == 0 && lease.options.table.is_none() && is_denied;
             let reason = if gone > 0 { Reason::Gone } else { Reason::Refused };
             self.mark_lost(id, reason, unreleased);

@@ -607,7 +607,8 @@ class LeaseStates(Sender):
             named = zip(lease.names, rows, strict=True)
             unreleased = tuple(name for name, row in named if row[0] in {"kept", "later"})
             reason = "gone" if "lost" in outcomes else "refused"
-            if reason == "refused" and not lease.table and any(row[3] == "42501" for row in rows):
+            is_denied = any(row[0] == "refused" and row[3] == "42501" for row in rows)
+            if reason == "refused" and is_denied and not lease.table:
                 lease.advice = "other role"
             self._mark_lost(lease, reason, unreleased)
         elif outcomes == {"kept"}:

@@ -842,7 +842,10 @@ final class LeaseStates {
         if (lease.hasUncommittedRelease && areAll(outcomes, "lost")) {
             markReleased(lease, null);
         } else if (isLost) {
-            boolean isOtherRole = outcomes.stream().anyMatch(one -> "42501".equals(one.code));
+            boolean isOtherRole =
+                    outcomes.stream()
+                            .filter(one -> one.outcome.equals("refused"))
+                            .anyMatch(one -> "42501".equals(one.code));
             lease.advice = isOtherRole && !isGone && lease.table == null ? "other role" : null;
             IntStream unreleased =
                     IntStream.range(0, outcomes.size())
