@@ -1067,7 +1067,7 @@ func (s *leaseStates) joinReleases(first *release) {
 	}
 	names := func(rel *release) (count int) {
 		for _, l := range rel.leases {
-			count += len(l.Names)
+			count += cmp.Or(len(l.unreleased), len(l.Names))
 		}
 		return count
 	}

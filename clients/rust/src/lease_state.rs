@@ -1239,7 +1239,7 @@ impl LeaseStates {
             let joined = keys(&self.releases, joins);
             let counts = joined.iter().map(|number| {
                 let leases = &self.releases[number].leases;
-                leases.iter().map(|lease| lease.options.names.len()).sum()
+                leases.iter().map(|lease| lease.names_on_server().len()).sum()
             });
             let count = count_within(MAX_RELEASED_NAMES, counts);
             for other in &joined[1..count] {

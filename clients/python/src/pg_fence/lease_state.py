@@ -145,6 +145,11 @@ class LeaseState(Sender):
         is_on_shared = self.state == HELD or (self.state == CONFIRMING and not self.connection)
         return is_on_shared and not self.is_busy
 
+    @property
+    def names_to_send(self) -> tuple[str, ...]:
+        """The names of its next call: of a lost lease those that are unreleased."""
+        return self.unreleased or self.names
+
     def remaining(self, now: int) -> int:
         """Returns how long the client may believe that it holds the lease, without an input."""
         left = max(1, self.deadline - now) if self.row_locks else self.deadline - now
@@ -475,9 +480,8 @@ class LeaseStates(Sender):
         for one in call.senders:
             one.call = call
         for lease in call.leases:
-            names = lease.unreleased if call.do == "release" and lease.unreleased else lease.names
-            call.names += names
-            call.tokens += [lease.token] * len(names)
+            call.names += lease.names_to_send
+            call.tokens += [lease.token] * len(lease.names_to_send)
         if owner.connection:
             self._mark_sent(call)
         else:
@@ -799,7 +803,7 @@ class LeaseStates(Sender):
         first, due = release.leases[0], [one for one in self.releases if one.due_at <= self.now]
         joined = [one for one in due if not (one.is_alone or one.call)]
         joined = [one for one in joined if one.leases[0].table == first.table]
-        counts = (sum(len(lease.names) for lease in one.leases) for one in joined)
+        counts = (sum(len(lease.names_to_send) for lease in one.leases) for one in joined)
         joined = joined[1 : _count_within(MAX_RELEASED_NAMES, counts)]
         for one in joined if not release.is_alone else ():
             release.leases += one.leases
@@ -821,7 +825,7 @@ class LeaseStates(Sender):
         self.releases.remove(release)
         unread = iter(rows)
         for lease in release.leases:
-            is_gone = None in list(islice(unread, len(lease.unreleased or lease.names)))
+            is_gone = None in list(islice(unread, len(lease.names_to_send)))
             has_session = not lease.session or lease.connection
             is_known = not release.is_in_doubt and not lease.table and has_session
             if lease.state != LOST and is_gone and is_known and self.now < lease.deadline:
