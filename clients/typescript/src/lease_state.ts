@@ -147,8 +147,8 @@ interface Undo extends Sender, Doubt {
   dueAt: number;
   tries: number;
 }
-/** The release of a lease, from its queueing to its answer or its end without one. `isInDoubt`: an
- * earlier attempt may have released the lease. `isAlone`: no other joins its call. */
+/** A release of some leases, from its queueing to its answer or its end without one. `isInDoubt`: an
+ * earlier attempt may have released them. `isAlone`: no other joins its call. */
 type Release = {
   until: number;
   dueAt: number;
@@ -888,17 +888,20 @@ export class LeaseStates implements Sender {
       this.#isReleaseDue(lease) &&
       !lease.release?.isAlone &&
       lease.request.table === first.request.table;
-    const joined = first.release?.isAlone
-      ? [first]
-      : firstWithin(MAX_RELEASED_NAMES, leases.filter(mayJoin));
-    // From here on they are retried together.
+    const due = first.release?.isAlone ? [first] : leases.filter(mayJoin);
+    const within = firstWithin(MAX_RELEASED_NAMES, due);
+    // One that was joined before goes as a whole.
+    const next = due[within.length]?.release;
+    const joined = within.filter(({ release }) => release !== next);
     const releases = joined.flatMap(({ release }) => release ?? []);
     const until = Math.min(...releases.map((release) => release.until));
     const isInDoubt = releases.some((release) => release.isInDoubt);
-    for (const release of releases)
-      Object.assign(release, { until, isInDoubt, tries: first.release?.tries });
-    // A retry comes after the other releases.
-    for (const lease of joined) this.#moveToEnd(lease);
+    const release = Object.assign(first.release as Release, { until, isInDoubt });
+    for (const lease of joined) {
+      lease.release = release;
+      // A retry comes after the other releases.
+      this.#moveToEnd(lease);
+    }
     // Without a shared connection a session lease is released on its own, unless a renewal that
     // confirms the lease is under way there.
     const isIdle = first.request.session && first.connection && !first.connection.call;
@@ -938,21 +941,20 @@ export class LeaseStates implements Sender {
     // The error of a statement may be caused by one lease of several.
     const splits = leases.length > 1 && !isOpening && !isDisconnected;
     const mayPass = splits || isDisconnected || isLockError(code);
+    const release = leases[0]?.release as Release;
+    release.isInDoubt ||= !isOpening && leavesDoubt(code);
+    if (!mayPass || this.#now >= release.until) {
+      for (const lease of leases) this.#abandonRelease(lease);
+      return;
+    }
+    // Retried at once if the connection had ended, and one by one if a lease caused the error.
+    const isFirst = ++release.tries === 1 && isDisconnected;
+    const pause = Math.max(SHORTEST_PAUSE, Math.floor((release.until - this.#now) / 4));
+    release.dueAt = this.#now + (isFirst || splits || code === "unsent" ? 0 : pause);
+    if (!splits) return;
     for (const lease of leases) {
-      const release = lease.release as Release;
-      release.isInDoubt ||= !isOpening && leavesDoubt(code);
-      if (!mayPass || this.#now >= release.until) {
-        this.#abandonRelease(lease);
-        continue;
-      }
-      if (splits) {
-        release.isAlone = true;
-        this.#moveToEnd(lease);
-      }
-      // Retried at once if the connection had ended, and one by one if a lease caused the error.
-      const isFirst = ++release.tries === 1 && isDisconnected;
-      const pause = Math.max(SHORTEST_PAUSE, Math.floor((release.until - this.#now) / 4));
-      release.dueAt = this.#now + (isFirst || splits || code === "unsent" ? 0 : pause);
+      lease.release = { ...release, isAlone: true };
+      this.#moveToEnd(lease);
     }
   }
 

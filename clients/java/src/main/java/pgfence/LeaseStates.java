@@ -242,6 +242,9 @@ final class LeaseStates {
         /** An earlier attempt may have released the lease; no other lease joins its release. */
         boolean isInDoubt, isAlone;
 
+        /** The first lease of the call that has released this one, too, or null before it. */
+        LeaseState joinedTo;
+
         /** After a loss: the names that the server may still hold for this lease. */
         List<String> unreleased = List.of();
 
@@ -1087,6 +1090,7 @@ final class LeaseStates {
         lease.until = now + retryTime(lease.ttl);
         lease.isInDoubt = isInDoubt || lease.hasUncommittedRelease || lease.isInTransaction();
         lease.isAlone = lease.isInDoubt;
+        lease.joinedTo = null;
         if (!lease.options.session) {
             dropConnection(lease);
         }
@@ -1096,12 +1100,16 @@ final class LeaseStates {
 
     /** Sends the queued releases in one call, those of rows in one call for each table. */
     private void sendRelease(LeaseState first) {
-        Stream<LeaseState> due =
+        Stream<LeaseState> mayJoin =
                 releases.stream()
                         .filter(lease -> !lease.isAlone && lease.isDue(now))
                         .filter(lease -> Objects.equals(lease.table, first.table));
+        List<LeaseState> due = first.isAlone ? List.of(first) : mayJoin.toList();
+        List<LeaseState> within = firstWithin(MAX_RELEASED_NAMES, due.stream());
+        // A release that was joined before goes as a whole.
+        LeaseState next = within.size() < due.size() ? due.get(within.size()).joinedTo : null;
         List<LeaseState> joined =
-                first.isAlone ? List.of(first) : firstWithin(MAX_RELEASED_NAMES, due);
+                within.stream().filter(lease -> next == null || lease.joinedTo != next).toList();
         // They are retried together from now on.
         long until = joined.stream().mapToLong(lease -> lease.until).min().orElse(now);
         boolean isInDoubt = joined.stream().anyMatch(lease -> lease.isInDoubt);
@@ -1109,6 +1117,7 @@ final class LeaseStates {
             lease.until = until;
             lease.tries = first.tries;
             lease.isInDoubt = isInDoubt;
+            lease.joinedTo = first;
         }
         // A retry comes after the other releases.
         releases.removeAll(joined);
