@@ -1173,7 +1173,7 @@ func (s *leaseStates) releaseAfterLoss(l *leaseState) {
 
 func (s *leaseStates) markReleased(l *leaseState, reason Reason) {
 	wasLost := l.state == lost
-	if l.hasEnded = true; !wasLost {
+	if l.hasEnded, l.connection = true, nil; !wasLost {
 		l.state, l.reason = released, reason
 		s.leases = without(s.leases, l)
 	}

@@ -883,7 +883,8 @@ class LeaseStates(Sender):
         self._close_unused_connections()
 
     def _mark_released(self, lease: LeaseState, reason: str = "") -> None:
-        lease.has_ended, was_lost = True, lease.state == LOST
+        was_lost = lease.state == LOST
+        lease.has_ended, lease.connection = True, 0
         if not was_lost:
             lease.state, lease.reason = RELEASED, reason
             self.leases.pop(lease.id, None)
