@@ -974,6 +974,7 @@ func (s *leaseStates) reply(l *leaseState, e effect) {
 }
 
 func (s *leaseStates) acquireFailed(c *call, l *leaseState, code string) {
+	wasInDoubt := l.doubt != nil
 	if !c.Open && !l.Session && leavesDoubt(code) {
 		l.doubt = &doubt{c.sent, c.sent + c.Limit}
 	}
@@ -990,7 +991,8 @@ func (s *leaseStates) acquireFailed(c *call, l *leaseState, code string) {
 	if isConflict(code) {
 		until, longest = max(until, l.requestedAt+s.retryTime(l.TTL)), retryInterval
 	}
-	if l.doubt != nil && l.mayReclaim() && l.tries == 1 && isConnectionError(code) {
+	isFirst := l.tries == 1 || s.now >= until && !wasInDoubt
+	if l.doubt != nil && l.mayReclaim() && isFirst && isConnectionError(code) {
 		return
 	}
 	// A retry in doubt reclaims, so it must not take over the grant of another client.

@@ -1130,6 +1130,7 @@ impl LeaseStates {
         let is_waiting = |lease: &LeaseState| lease.in_outage && !lease.has_reply;
         let is_logged = self.leases.values().any(is_waiting);
         let Some(lease) = self.leases.get_mut(&id) else { return };
+        let was_in_doubt = lease.doubt.is_some();
         if let Some(sent) = sent.filter(|_| leaves_doubt(code) && !lease.options.is_session) {
             lease.doubt = Some(Doubt { sent, until: sent + limit });
         }
@@ -1148,7 +1149,8 @@ impl LeaseStates {
         }
         // A retry in doubt reclaims, so it must not take over the grant of another client.
         let may_retry = lease.doubt.is_none() || lease.options.may_reclaim();
-        if lease.doubt.is_some() && may_retry && lease.tries == 1 && is_outage {
+        let is_first = lease.tries == 1 || now >= until && !was_in_doubt;
+        if lease.doubt.is_some() && may_retry && is_first && is_outage {
             return;
         }
         if !(is_conflict || is_outage) || !may_retry || now >= until {

@@ -806,6 +806,7 @@ export class LeaseStates implements Sender {
 
   #acquireFailed(call: Call, code: string, isOpening: boolean): void {
     const [lease] = call.leases as [LeaseState];
+    const wasInDoubt = lease.doubt !== undefined;
     if (!isOpening && !lease.request.session && leavesDoubt(code))
       lease.doubt = { sent: call.sent as number, until: (call.sent ?? 0) + call.limit };
     if (lease.hasReply) return this.#endAcquire(lease);
@@ -819,7 +820,8 @@ export class LeaseStates implements Sender {
       until = Math.max(until, lease.requestedAt + this.#retryTime(lease.ttl));
       longest = RETRY_INTERVAL;
     }
-    if (doubt && mayReclaim(lease) && tries === 1 && isOutage) return;
+    const isFirst = tries === 1 || (this.#now >= until && !wasInDoubt);
+    if (doubt && mayReclaim(lease) && isFirst && isOutage) return;
     // A retry in doubt reclaims, so it must not take over the grant of another client.
     const mayPass = (isConflict || isOutage) && (mayReclaim(lease) || !doubt);
     if (!mayPass || this.#now >= until) {

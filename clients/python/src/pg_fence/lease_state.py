@@ -736,6 +736,7 @@ class LeaseStates(Sender):
         self._close_unused_connections()
 
     def _acquire_failed(self, call: Call, lease: LeaseState, code: str) -> None:
+        was_in_doubt = lease.doubt is not None
         if not call.open and not lease.session and _leaves_doubt(code):
             lease.doubt = (call.sent, call.sent + call.limit)
         if lease.has_ended:
@@ -750,7 +751,8 @@ class LeaseStates(Sender):
         if is_conflict:
             until = max(until, lease.requested_at + self._retry_time(lease.ttl))
             longest = RETRY_INTERVAL
-        if lease.doubt and lease.may_reclaim and lease.tries == 1 and is_outage:
+        is_first = lease.tries == 1 or (self.now >= until and not was_in_doubt)
+        if lease.doubt and lease.may_reclaim and is_first and is_outage:
             return
         # A retry in doubt reclaims, so it must not take over the grant of another client.
         is_retryable = (is_conflict or is_outage) and (lease.may_reclaim or not lease.doubt)

@@ -1020,6 +1020,7 @@ final class LeaseStates {
     }
 
     private void acquireFailed(Call call, LeaseState lease, String code) {
+        boolean wasInDoubt = lease.doubt != null;
         if (!call.isOpening() && !lease.options.session && leavesDoubt(code)) {
             lease.doubt = new Doubt(call.sent, call.sent + call.limit);
         }
@@ -1036,7 +1037,8 @@ final class LeaseStates {
         long retriedUntil = lease.requestedAt + retryTime(lease.ttl);
         long until = isConflict ? max(lease.until, retriedUntil) : lease.until;
         long longest = isConflict ? RETRY_INTERVAL : longestBackoff(lease.ttl);
-        if (lease.doubt != null && lease.mayReclaim() && lease.tries == 1 && isOutage) {
+        boolean isFirst = lease.tries == 1 || now >= until && !wasInDoubt;
+        if (lease.doubt != null && lease.mayReclaim() && isFirst && isOutage) {
             return;
         }
         // A retry in doubt reclaims, so it must not take over the grant of another client.
