@@ -36,6 +36,14 @@ CODES += ["23505", "PF001", "PF004"]
 STAGES = ["open", "begin", "work", "check", "release", "commit"]
 FIELDS = ("call", "do", "connection", "open", "for", "names", "tokens", "wait", "limit", "holder")
 FIELDS += ("reclaim", "table")
+#: What an effect says by an empty field, so that another client must not fill it.
+EMPTY: dict[str, dict[str, Any]] = {
+    "call": {"open": False, "reclaim": False, "wait": 0},
+    "reply": {"error": "", "in_doubt": False, "sqlstate": "", "reason": "", "advice": ""},
+    "event": {"remaining": 0, "reason": "", "advice": ""},
+    "log": {"key": "", "code": "", "reason": "", "count": 0},
+    **{kind: {} for kind in ("cut", "hang_up", "closed", "lead")},
+}
 
 
 class World:
@@ -219,7 +227,8 @@ def written(effect: dict[str, Any]) -> dict[str, Any]:
         return effect
     names = FIELDS if "call" in effect else effect
     fields = {name: field(effect, name) for name in names}
-    return {name: value for name, value in fields.items() if value}
+    kind = next(name for name in EMPTY if name in effect)
+    return EMPTY[kind] | {name: value for name, value in fields.items() if value}
 
 
 def vector(seed: str) -> dict[str, Any]:
