@@ -7,7 +7,7 @@ import * as errors from "./errors.js";
 import { Heartbeat, numberOf, warn, type Holding, type LeaseEvent } from "./heartbeat.js";
 import { LeadState, type LeadEffect } from "./lease_state.js";
 import { msOf, now, type Span } from "./span.js";
-import { Statements, tableOf, type Key, type Pair } from "./statements.js";
+import { tableOf, type Key, type Pair } from "./statements.js";
 import {
   guarded,
   OpenTransaction,
@@ -214,8 +214,8 @@ export class Fence<On, Tx> {
 
   /** @internal */
   constructor(driver: Driver<Tx>, { schema, onEvent }: FenceOptions = {}) {
-    const statements = new Statements(schema && checked("schema", schema, "string"));
-    [this.#driver, this.#heartbeat] = [driver, new Heartbeat(driver.open, statements, onEvent)];
+    if (schema !== undefined) checked("schema", schema, "string");
+    [this.#driver, this.#heartbeat] = [driver, new Heartbeat(driver.open, schema, onEvent)];
   }
 
   /** Acquires a lease of one name, or of all of several names. Throws LeaseTaken. With `work` the

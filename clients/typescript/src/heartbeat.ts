@@ -16,7 +16,7 @@ import type {
   Taken,
 } from "./lease_state.js";
 import { now } from "./span.js";
-import type { Statements } from "./statements.js";
+import { statementOf } from "./statements.js";
 
 /** The most names in a line of the log. */
 const MAX_LOGGED_NAMES = 5;
@@ -110,11 +110,20 @@ export class Heartbeat {
   #resolveClosed: () => void = () => {};
   readonly #closed = new Promise<void>((resolve) => (this.#resolveClosed = resolve));
 
+  readonly #prefix: string;
+
   constructor(
     readonly open: Opener,
-    readonly statements: Statements,
+    schema: string | undefined,
     readonly onEvent: ((event: LeaseEvent) => void) | undefined,
-  ) {}
+  ) {
+    this.#prefix = schema === undefined ? "" : `"${schema.replaceAll('"', '""')}".`;
+  }
+
+  /** Returns the text of a statement with the extension's schema, if the program has named one. */
+  qualified(text: string): string {
+    return text.replaceAll(/\blease_/g, () => `${this.#prefix}lease_`);
+  }
 
   /** Gives an input to the machine, and carries out the effects. If the input answers a call, its
    * number is `answerTo`. */
@@ -224,7 +233,8 @@ export class Heartbeat {
     const { call: number, open } = call;
     const holding = this.#holdings.get(call.for ?? "");
     if (holding) holding.cause = undefined;
-    const statement = this.statements.forCall(call, holding?.request);
+    const [text, ...values] = statementOf(call, holding?.request);
+    const statement = [this.qualified(text), ...values] as const;
     if (open) this.#connect(call.connection);
     const connection = this.#connections.get(call.connection) as Connection;
     let isOpen = !open;

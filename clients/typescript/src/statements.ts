@@ -13,12 +13,8 @@ export type Counted = Readonly<{ from: string; values: readonly string[] }>;
 export type Pair = Readonly<{ name: string; token: number | bigint; holder?: string }>;
 
 const interval = (ms: number) => `${ms} milliseconds`;
-const quoted = (name: string) => `"${name.replaceAll('"', '""')}"`;
 const list = (values: readonly unknown[]) =>
   `{${values.map((value) => `"${String(value).replace(/["\\]/g, "\\$&")}"`).join()}}`;
-/** Returns how long a release waits for a lock that an open transaction holds. */
-const lockTimeout = ({ limit }: CallEffect) => String(Math.max(10, Math.floor(limit / 4)));
-
 /** The wait is at most half of the role's timeouts, so that these do not end it. */
 const WAIT = `least($4::text::interval,
     nullif(current_setting('statement_timeout'), '0')::interval / 2,
@@ -29,14 +25,29 @@ const TAKEN = `AS granted LEFT JOIN LATERAL (
   FROM unnest($1::text[]) AS n(name), lease_info(n.name) AS i
   WHERE granted IS NULL AND (i.state IN ('held', 'uncommitted') OR cardinality(i.blocking_pids) > 0)
   ORDER BY i.remaining DESC NULLS LAST LIMIT 1) AS taken ON true`;
-const OUTCOMES = `outcome, extract(epoch FROM remaining)::float8,
-  extract(epoch FROM again_in)::float8, code`;
+/** Each text calls the functions without their schema, which `Heartbeat.qualified` adds. */
+const ACQUIRE = `SELECT granted, taken.* FROM lease_acquire(($1::text[])[1], $2::text,
+  $3::text::interval, ${WAIT}, $5::text::jsonb, $6::text::boolean, $7::text::integer,
+  $8::text::boolean, $9::text::boolean) ${TAKEN}`;
+const ACQUIRE_ALL = `SELECT granted, taken.* FROM lease_acquire_all($1::text[], $2::text,
+  $3::text::interval, $4::text::jsonb, $5::text::boolean) ${TAKEN}`;
+const OUTCOMES = `SELECT outcome, extract(epoch FROM remaining)::float8,
+  extract(epoch FROM again_in)::float8, code FROM`;
 const PAIRS = "unnest($1::text[], $2::bigint[]) WITH ORDINALITY AS x(name, token, at)";
+const RELEASE = `SELECT lease_release(x.name, x.token)
+  FROM set_config('lock_timeout', $3::text, true), ${PAIRS}`;
+/** Releases those of the names that the holder has. */
+const UNDO = `SELECT count(lease_release(n.name, i.first_token))
+  FROM set_config('lock_timeout', $1::text, true), unnest($2::text[]) AS n(name),
+    lease_info(n.name) AS i
+  WHERE i.holder = $3::text AND i.state = 'held'`;
 /** The first and the last arguments of the functions for rows. */
 const [TABLE, COLUMNS] = [
   "$1::text::regclass, $2::text[]::name[]",
   "$3::text::name, $4::text::name",
 ];
+const KEEP_ROWS = `${OUTCOMES} lease_keep_rows(${TABLE}, $5::text[]::jsonb[],
+  $6::bigint[], $7::text[]::interval[], ${COLUMNS})`;
 const RELEASE_ROWS = `lease_release_rows(${TABLE}, $5::text[]::jsonb[], $6::bigint[], ${COLUMNS})`;
 
 /** The columns of a row's key and their values. */
@@ -49,101 +60,64 @@ const rowsOf = (table: string, keys: readonly string[], tokens: readonly number[
   [...(JSON.parse(table) as string[]), list(keys), list(tokens)] as const;
 const rowOf = ({ request: { table = "", names }, token }: Holding) => rowsOf(table, names, [token]);
 
-/** The statements that call the extension's functions, in its schema if one is given. */
-export class Statements {
-  readonly #prefix: string;
-
-  constructor(schema?: string) {
-    this.#prefix = schema === undefined ? "" : `${quoted(schema)}.`;
+/** Returns the statement of a call. That of an acquire, which is one attempt or one portion of a
+ * wait, has its `request`. */
+export function statementOf(call: CallEffect, request: LeaseRequest | undefined): Statement {
+  const { names, tokens, ttls, table, limit } = call;
+  // A release waits so long for a lock that an open transaction holds.
+  const lockTimeout = String(Math.max(10, Math.floor(limit / 4)));
+  if (call.do === "acquire") return acquire(call, request as LeaseRequest);
+  if (call.do === "undo") return [UNDO, lockTimeout, list(names), String(call.holder)];
+  const isRelease = call.do === "release";
+  if (table === undefined) {
+    const pairs = [list(names), list(tokens)] as const;
+    if (isRelease) return [RELEASE, ...pairs, lockTimeout];
+    return [`${OUTCOMES} lease_keep($1::text[], $2::bigint[])`, ...pairs];
   }
+  const rows = rowsOf(table, names, tokens);
+  if (!isRelease) return [KEEP_ROWS, ...rows, list(ttls.map(interval))];
+  const text = `SELECT ${RELEASE_ROWS} FROM set_config('lock_timeout', $7::text, true)`;
+  return [text, ...rows, lockTimeout];
+}
 
-  #qualified(text: string): string {
-    return text.replaceAll(/\blease_/g, () => `${this.#prefix}lease_`);
-  }
+function acquire({ names, holder, wait, reclaim }: CallEffect, request: LeaseRequest): Statement {
+  const { metadata = null, shared = false, slots = 1, session = false } = request;
+  const first = [list(names), String(holder), interval(request.ttl)] as const;
+  if (names.length !== 1) return [ACQUIRE_ALL, ...first, metadata, String(session)];
+  const options = [shared, slots, reclaim, session].map(String);
+  return [ACQUIRE, ...first, interval(wait ?? 0), metadata, ...options];
+}
 
-  /** Returns the statement of a call. That of an acquire has its `request`. */
-  forCall(call: CallEffect, request: LeaseRequest | undefined): Statement {
-    if (call.do === "acquire") return this.#acquire(call, request as LeaseRequest);
-    if (call.do === "undo") return this.#undo(call);
-    return call.do === "release" ? this.#release(call) : this.#keep(call);
-  }
+/** Guards the leases. They are sorted, so that two transactions cannot deadlock. Each transaction
+ * registers the number and the holder of an adopted lease. */
+export function guard(pairs: readonly Pair[], isInner: boolean): Counted {
+  const holders = pairs.flatMap(({ holder }) => holder ?? []);
+  const adopted = "(SELECT lease_adopt(x.name, x.token, $3::text))";
+  const token = holders.length > 0 ? adopted : "x.token";
+  const from = `FROM ${makesSetting(isInner)}, (SELECT count(lease_guard(x.name, ${token})) AS n
+    FROM (SELECT * FROM ${PAIRS} ORDER BY name COLLATE "C") AS x) AS guarded WHERE n > 0`;
+  return { from, values: [...valuesOf(pairs), ...holders] };
+}
 
-  /** Returns the statement for one attempt, or for one portion of a wait. */
-  #acquire({ names, holder, wait, reclaim }: CallEffect, request: LeaseRequest): Statement {
-    const { metadata = null, shared = false, slots = 1, session = false } = request;
-    const first = [list(names), String(holder), interval(request.ttl)] as const;
-    if (names.length !== 1) {
-      const text = `SELECT granted, taken.* FROM lease_acquire_all($1::text[], $2::text,
-        $3::text::interval, $4::text::jsonb, $5::text::boolean) ${TAKEN}`;
-      return [this.#qualified(text), ...first, metadata, String(session)];
-    }
-    const text = `SELECT granted, taken.* FROM lease_acquire(($1::text[])[1], $2::text,
-      $3::text::interval, ${WAIT}, $5::text::jsonb, $6::text::boolean, $7::text::integer,
-      $8::text::boolean, $9::text::boolean) ${TAKEN}`;
-    const options = [shared, slots, reclaim, session].map(String);
-    return [this.#qualified(text), ...first, interval(wait ?? 0), metadata, ...options];
-  }
+/** Writes the row and presents its token. Returns no row if the lease is lost. */
+export function guardRow(holding: Holding, isInner: boolean): Counted {
+  const from = `FROM ${makesSetting(isInner)}, lease_guard_row(${TABLE}, ($5::text[]::jsonb[])[1],
+    ($6::bigint[])[1], ${COLUMNS}) AS t WHERE t IS NOT NULL`;
+  return { from, values: rowOf(holding) };
+}
 
-  #keep({ names, tokens, ttls, table }: CallEffect): Statement {
-    if (table === undefined) {
-      const text = `SELECT ${OUTCOMES} FROM lease_keep($1::text[], $2::bigint[])`;
-      return [this.#qualified(text), list(names), list(tokens)];
-    }
-    const text = `SELECT ${OUTCOMES} FROM lease_keep_rows(${TABLE}, $5::text[]::jsonb[],
-      $6::bigint[], $7::text[]::interval[], ${COLUMNS})`;
-    return [this.#qualified(text), ...rowsOf(table, names, tokens), list(ttls.map(interval))];
-  }
+/** Releases the row, unless the work has done so. */
+export const lastRow = (holding: Holding): Counted => ({
+  from: `FROM ${RELEASE_ROWS}`,
+  values: rowOf(holding),
+});
 
-  #release(call: CallEffect): Statement {
-    const { names, tokens, table } = call;
-    if (table === undefined) {
-      const text = `SELECT lease_release(x.name, x.token)
-        FROM set_config('lock_timeout', $3::text, true), ${PAIRS}`;
-      return [this.#qualified(text), list(names), list(tokens), lockTimeout(call)];
-    }
-    const text = `SELECT ${RELEASE_ROWS} FROM set_config('lock_timeout', $7::text, true)`;
-    return [this.#qualified(text), ...rowsOf(table, names, tokens), lockTimeout(call)];
-  }
-
-  /** Releases those of the names that the holder has. */
-  #undo(call: CallEffect): Statement {
-    const text = `SELECT count(lease_release(n.name, i.first_token))
-      FROM set_config('lock_timeout', $1::text, true), unnest($2::text[]) AS n(name),
-        lease_info(n.name) AS i
-      WHERE i.holder = $3::text AND i.state = 'held'`;
-    return [this.#qualified(text), lockTimeout(call), list(call.names), String(call.holder)];
-  }
-
-  /** Guards the leases. They are sorted, so that two transactions cannot deadlock. Each transaction
-   * registers the number and the holder of an adopted lease. */
-  guard(pairs: readonly Pair[], isInner: boolean): Counted {
-    const holders = pairs.flatMap(({ holder }) => holder ?? []);
-    const adopted = "(SELECT lease_adopt(x.name, x.token, $3::text))";
-    const token = holders.length > 0 ? adopted : "x.token";
-    const from = `FROM ${makesSetting(isInner)}, (SELECT count(lease_guard(x.name, ${token})) AS n
-      FROM (SELECT * FROM ${PAIRS} ORDER BY name COLLATE "C") AS x) AS guarded WHERE n > 0`;
-    return { from: this.#qualified(from), values: [...valuesOf(pairs), ...holders] };
-  }
-
-  /** Writes the row and presents its token. Returns no row if the lease is lost. */
-  guardRow(holding: Holding, isInner: boolean): Counted {
-    const from = `FROM ${makesSetting(isInner)}, lease_guard_row(${TABLE}, ($5::text[]::jsonb[])[1],
-      ($6::bigint[])[1], ${COLUMNS}) AS t WHERE t IS NOT NULL`;
-    return { from: this.#qualified(from), values: rowOf(holding) };
-  }
-
-  /** Releases the row, unless the work has done so. */
-  lastRow(holding: Holding): Counted {
-    return { from: this.#qualified(`FROM ${RELEASE_ROWS}`), values: rowOf(holding) };
-  }
-
-  /** Releases the leases. If one of them could not be released, it returns as many rows as the
-   * number of the first such pair, counted from 1. */
-  last(pairs: readonly Pair[]): Counted {
-    const gone = "min(x.at) FILTER (WHERE lease_release(x.name, x.token) IS NULL)";
-    const from = `FROM generate_series(1, (SELECT ${gone} FROM ${PAIRS}))`;
-    return { from: this.#qualified(from), values: valuesOf(pairs) };
-  }
+/** Releases the leases. If one of them could not be released, it returns as many rows as the
+ * number of the first such pair, counted from 1. */
+export function last(pairs: readonly Pair[]): Counted {
+  const gone = "min(x.at) FILTER (WHERE lease_release(x.name, x.token) IS NULL)";
+  const from = `FROM generate_series(1, (SELECT ${gone} FROM ${PAIRS}))`;
+  return { from, values: valuesOf(pairs) };
 }
 
 const valuesOf = (pairs: readonly Pair[]) => [

@@ -4,7 +4,8 @@ import { codeOf, FenceError, isFatal, LeaseLost, LeaseTaken, TransactionLost } f
 import { refusal, sqlstateOf, typed, unwrapAbort } from "./errors.js";
 import type { Heartbeat, Holding } from "./heartbeat.js";
 import { guardFailed, type GuardError, type GuardFailure, type LastStage } from "./lease_state.js";
-import { isOpen, type Counted, type Pair } from "./statements.js";
+import * as statements from "./statements.js";
+import type { Counted, Pair } from "./statements.js";
 
 /** How long the work may take to notice that its session has ended, as no driver settles all its
  * statements; and how long a rollback waits for a statement that the work has left running. In
@@ -85,7 +86,8 @@ export abstract class Transaction<Tx> {
 
   /** Throws an error if the transaction has failed, or is no longer open. */
   async check(): Promise<void> {
-    if ((await this.count(isOpen(this.isInner))) === 0) throw new NotOpen("no transaction");
+    if ((await this.count(statements.isOpen(this.isInner))) === 0)
+      throw new NotOpen("no transaction");
   }
 
   /** Rolls back, or cuts the connection if that fails or takes too long. `late` is called if it
@@ -235,13 +237,12 @@ class Guard<Tx> {
     this.#stage = "begin";
     // Rows are written first, so that nobody else can claim them.
     for (const row of this.#rows) {
-      const count = await this.transaction.count(heartbeat.statements.guardRow(row, isInner));
+      const count = await this.#count(statements.guardRow(row, isInner));
       if (count === 0) throw this.#goneError(row.names, row);
     }
     this.#hasRowLocks = this.#rows.length > 0;
     if (this.#hasRowLocks) heartbeat.rowLocked(this.#rows);
-    if (this.#pairs.length > 0)
-      await this.transaction.count(heartbeat.statements.guard(this.#pairs, isInner));
+    if (this.#pairs.length > 0) await this.#count(statements.guard(this.#pairs, isInner));
     this.#check();
     this.#stage = "work";
     const result = await this.transaction.resultOf(work(tx));
@@ -257,11 +258,14 @@ class Guard<Tx> {
     return result;
   }
 
+  #count({ from, values }: Counted): Promise<number> {
+    return this.transaction.count({ from: this.by.heartbeat.qualified(from), values });
+  }
+
   async #release(): Promise<void> {
-    const { statements } = this.by.heartbeat;
-    for (const row of this.#rows) await this.transaction.count(statements.lastRow(row));
+    for (const row of this.#rows) await this.#count(statements.lastRow(row));
     if (this.#pairs.length === 0) return;
-    const gone = this.#pairs[(await this.transaction.count(statements.last(this.#pairs))) - 1];
+    const gone = this.#pairs[(await this.#count(statements.last(this.#pairs))) - 1];
     if (!gone) return;
     const isOfPair = ({ names, token }: Holding) =>
       names.includes(gone.name) && token === gone.token;
