@@ -18,9 +18,6 @@ import type {
 import { now } from "./span.js";
 import { statementOf } from "./statements.js";
 
-/** The most names in a line of the log. */
-const MAX_LOGGED_NAMES = 5;
-
 /** A change of a lease, for `onEvent`, which must not block. A loss has a `reason`, and so has a
  * release without an answer (`unconfirmed`). `interrupted` comes from `lead`, which no longer leads
  * and will try again. */
@@ -105,8 +102,6 @@ export class Heartbeat {
    * carried out. */
   readonly #callbacks: (() => void)[] = [];
   #isCallingBack = false;
-  /** The leases that the input has ended, for the log. */
-  #ended: [reason: Reason | undefined, names: readonly string[]][] = [];
   #resolveClosed: () => void = () => {};
   readonly #closed = new Promise<void>((resolve) => (this.#resolveClosed = resolve));
 
@@ -128,7 +123,6 @@ export class Heartbeat {
   /** Gives an input to the machine, and carries out the effects. If the input answers a call, its
    * number is `answerTo`. */
   #input(decide: (states: LeaseStates) => void, answerTo?: number): void {
-    this.#ended = [];
     const at = clock();
     const effects = this.#states.step(at, () => decide(this.#states), answerTo);
     for (const effect of effects) this.#carryOut(effect);
@@ -184,7 +178,6 @@ export class Heartbeat {
     if (kind === "lost" || kind === "released") {
       this.#holdings.delete(key);
       this.#watched.delete(holding);
-      this.#ended.push([reason, holding.names]);
       holding.endReason = kind === "lost" ? reason : "released";
       holding.advice = advice;
     }
@@ -200,7 +193,7 @@ export class Heartbeat {
     try {
       await this.onEvent?.(event);
     } catch (error) {
-      warn(`onEvent failed: ${types.isNativeError(error) ? error : inspect(error)}`);
+      warn(`onEvent failed: ${inspect(error)}`);
     }
   }
 
@@ -210,20 +203,15 @@ export class Heartbeat {
     this.#callbacks.push(() => holding.settle(reply));
   }
 
-  #log({ log, key = "", code, reason }: LogEffect): void {
-    if (log === "not renewed") {
-      return warn(`leases are not renewed, and it is tried again: ${this.#lastError ?? code}`);
-    }
+  #log({ log, key = "", code, reason, count }: LogEffect): void {
     if (log === "not acquired") {
       const cause = this.#holdings.get(key)?.cause ?? code;
       return warn(`no lease could be acquired, and it is tried again: ${cause}`);
     }
-    const endReason = log === "lost" ? reason : "unconfirmed";
-    const names = this.#ended.flatMap(([reason, names]) => (reason === endReason ? names : []));
-    const more =
-      names.length > MAX_LOGGED_NAMES ? ` and ${names.length - MAX_LOGGED_NAMES} more` : "";
-    const all = `${names.slice(0, MAX_LOGGED_NAMES).join(", ")}${more}`;
-    warn(`${names.length > 1 ? "leases are" : "the lease is"} ${log} (${endReason}): ${all}`);
+    if (log === "not renewed") {
+      return warn(`leases are not renewed, and it is tried again: ${this.#lastError ?? code}`);
+    }
+    warn(`leases are ${log}${reason === undefined ? "" : ` (${reason})`}: ${count}`);
   }
 
   // Calls.
