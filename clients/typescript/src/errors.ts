@@ -187,8 +187,8 @@ export function unwrapAbort(error: unknown): unknown {
 }
 
 /** Returns the error as the type that the machine names, or the error itself if that is empty.
- * `table`: the statement was about rows of this table. */
-export function typed(error: unknown, type: ErrorType, role = "…", table?: string): unknown {
+ * `isOfRows`: the statement was about rows of a table. */
+export function typed(error: unknown, type: ErrorType, role = "…", isOfRows = false): unknown {
   const { message } = Object(error) as Error;
   if (type === "NotInstalled") {
     const where =
@@ -198,14 +198,11 @@ export function typed(error: unknown, type: ErrorType, role = "…", table?: str
       error,
     );
   }
-  if (type === "NotGranted" && table !== undefined) {
-    const needs = `rows of ${table}, for which it needs SELECT and UPDATE`;
-    return new NotGranted(`the role ${role} may not keep ${needs}: ${message}`, error);
-  }
   if (type === "NotGranted") {
     const level = message.includes("lease_adopt") ? ", 'adopter'" : "";
-    const grant = `an administrator grants it: SELECT fence_grant('${role}'${level})`;
-    const remedy = message.includes("was granted to another role") ? ANOTHER_ROLE : grant;
+    let remedy = `an administrator grants it: SELECT fence_grant('${role}'${level})`;
+    if (message.includes("was granted to another role")) remedy = ANOTHER_ROLE;
+    if (isOfRows) remedy = "for rows of a table it needs SELECT and UPDATE";
     return new NotGranted(`the role ${role} may not use the lease: ${message}; ${remedy}`, error);
   }
   return type === "Refused" ? refusal(error) : error;
@@ -228,7 +225,7 @@ export function refusal(error: unknown): Refused {
 }
 
 /** Returns the error that an acquire throws. */
-export function errorOfAcquire(reply: Reply, { names, cause, role, request }: Holding): unknown {
+export function errorOfAcquire(reply: Reply, { names, cause, role, isRow }: Holding): unknown {
   const { error, holder, remaining, waitsFor, sqlstate, reason = "gone", inDoubt = false } = reply;
   if (error === "LeaseTaken") {
     const left = waitsFor && { milliseconds: remaining ?? 0 };
@@ -240,13 +237,11 @@ export function errorOfAcquire(reply: Reply, { names, cause, role, request }: Ho
     return new LeaseLost(reason, names, undefined, reply.advice);
   if (error === "Closed") return new Closed("the fence is closed");
   if (error === "NoConnection" || error === "NoAnswer") {
-    const [Type, message] =
-      error === "NoAnswer"
-        ? [NoAnswer, "the server has not answered in time"]
-        : [NoConnection, "no connection to the server"];
+    const isSent = error === "NoAnswer";
+    const Type = isSent ? NoAnswer : NoConnection;
+    const message = isSent ? "the server has not answered in time" : "no connection to the server";
     const why = cause instanceof Error ? `: ${cause.message || sqlstateOf(cause)}` : "";
     return Object.assign(new Type(message + why, cause), { inDoubt, sqlstate });
   }
-  const table = request.table && names[0];
-  return typed(cause, errorType(sqlstateOf(cause), table !== undefined), role, table);
+  return typed(cause, errorType(sqlstateOf(cause), isRow), role, isRow);
 }

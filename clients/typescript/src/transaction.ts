@@ -282,9 +282,9 @@ class Guard<Tx> {
     return new LeaseLost("gone", names);
   }
 
-  /** The table of the rows, if they alone guard the transaction. */
-  get #table(): string | undefined {
-    return this.#pairs.length > 0 ? undefined : this.#rows[0]?.names[0];
+  /** True if no names guard the transaction, but rows alone. */
+  get #isOfRows(): boolean {
+    return this.#pairs.length === 0;
   }
 
   get #lost(): Holding | undefined {
@@ -298,7 +298,7 @@ class Guard<Tx> {
       code,
       isFatal: isFatal(error),
       session: transaction.broken === undefined ? transaction.session : "closed",
-      of: by.adopted ? "adopted" : this.#table === undefined ? "names" : "rows",
+      of: by.adopted ? "adopted" : this.#isOfRows ? "rows" : "names",
       isInner: transaction.isInner,
       isLost: this.#lost !== undefined,
     });
@@ -322,6 +322,6 @@ class Guard<Tx> {
       const by = typeof holder === "string" ? holder : undefined;
       return new LeaseTaken(names, by, undefined, undefined, error);
     }
-    return typed(error, type, this.transaction.role, this.#table);
+    return typed(error, type, this.transaction.role, this.#isOfRows);
   }
 }
