@@ -118,8 +118,7 @@ def sqlstate_of(error: BaseException) -> str:
 def code_of(error: BaseException) -> str:
     """Returns the SQLSTATE; without one `ended`, if the error means that a database session has ended
     or could not be opened, or else an empty text."""
-    is_broken = any(map(_is_broken, _chain(error)))
-    return sqlstate_of(error) or ("ended" if is_broken else "")
+    return sqlstate_of(error) or ("ended" if any(map(_is_broken, _chain(error))) else "")
 
 
 def is_fatal(error: BaseException) -> bool:
@@ -149,16 +148,15 @@ def _is_broken(error: BaseException) -> bool:
     if isinstance(error, OSError) and not isinstance(error, TimeoutError):
         frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
         return any(frame.f_globals.get("__name__", "").startswith("asyncpg.") for frame in frames)
+    if not type(error).__module__.startswith(("psycopg", "asyncpg")):
+        return False
+    name = type(error).__name__
+    if name == "InterfaceError":
+        # asyncpg and psycopg also raise it for wrong arguments and closed cursors and pools.
+        return "connection is closed" in str(error)
     # asyncpg raises InternalError and InternalClientError if the end comes at an unexpected moment.
-    broken = {"OperationalError", "InterfaceError", "InternalError", "InternalClientError"}
-    is_drivers, name = (
-        type(error).__module__.startswith(("psycopg", "asyncpg")),
-        type(error).__name__,
-    )
-    # asyncpg and psycopg also raise it for wrong arguments and closed cursors and pools.
-    is_wrong_use = name == "InterfaceError" and "connection is closed" not in str(error)
-    is_broken = is_drivers and name in {*broken, "ConnectionTimeout"} and not is_wrong_use
-    return is_broken and not never_opens(error)
+    broken = {"OperationalError", "ConnectionTimeout", "InternalError", "InternalClientError"}
+    return name in broken and not never_opens(error)
 
 
 def typed(
