@@ -140,8 +140,7 @@ class Connection:
 
     def has_ended(self) -> bool:
         """True if the server has ended the connection."""
-        if self._connection is None:
-            return False
+        assert self._connection
         with contextlib.suppress(psycopg.Error):
             # The first read has the server's reason, the second one the end of the stream.
             for _ in range(2):
@@ -151,9 +150,8 @@ class Connection:
 
     def is_broken(self) -> bool:
         """True if the connection cannot run another statement."""
-        if self._connection is None or self._connection.closed:
-            return True
-        return self._connection.info.transaction_status is not TransactionStatus.IDLE
+        on = self._connection
+        return on is None or on.info.transaction_status is not TransactionStatus.IDLE
 
     def cut(self) -> None:
         """Ends the connection at once, also while a call hangs on it."""
@@ -238,7 +236,6 @@ def run(work: Coroutine[Any, Any, _T], is_async: bool) -> Any:
         work.send(None)
     except StopIteration as end:
         return end.value
-    work.close()
     raise RuntimeError("a synchronous call waited")
 
 
