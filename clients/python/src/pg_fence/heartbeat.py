@@ -258,14 +258,12 @@ class Heartbeat:
                 if self._inbox.empty():
                     self._thread = None
                     return False
-        future = decide = None
+        decide, answer_to, future = (lambda: None), 0, uncancellable()
         try:
-            try:
-                left = None if wake >= NEVER else (wake - at) / 1000
+            left = None if wake >= NEVER else (wake - at) / 1000
+            with contextlib.suppress(queue.Empty):
                 decide, answer_to, future = self._inbox.get(timeout=left)
-            except queue.Empty:
-                answer_to = 0
-            for effect in self.states.step(now(), decide or (lambda: None), answer_to=answer_to):
+            for effect in self.states.step(now(), decide, answer_to=answer_to):
                 self._carry_out(effect)
             self._check_idle_connections()
         except BaseException as error:  # noqa: BLE001
@@ -278,8 +276,7 @@ class Heartbeat:
                     del self._holdings[id]
                     self._answer(holding.granted, FenceError("the heartbeat has failed"))
         self._start_reports()
-        if future is not None:
-            future.set_result(None)
+        future.set_result(None)
         return True
 
     def _check_idle_connections(self) -> None:
@@ -352,11 +349,18 @@ class Heartbeat:
     def _emit(
         self, kind: Kind, names: tuple[str, ...], token: int = 0, left: int = 0, reason: str = ""
     ) -> None:
-        if self._on_event is not None:
-            until = self.states.now + left
-            self._reports.append(
-                partial(_call_handler, self._on_event, kind, names, token, until, reason or None)
-            )
+        if (on_event := self._on_event) is None:
+            return
+        until = self.states.now + left
+
+        def call() -> None:
+            try:
+                # An earlier event may have held up this one.
+                on_event(Event(kind, names, token, span(max(0, until - now())), reason or None))
+            except BaseException as error:  # noqa: BLE001
+                _write_log("on_event failed", cause=error)
+
+        self._reports.append(call)
 
     def _log(self, line: str, *values: object, cause: BaseException | None = None) -> None:
         self._reports.append(partial(_write_log, line, *values, cause=cause))
@@ -440,21 +444,6 @@ def _settle(future: Future[None], error: BaseException | None) -> None:
     # When the heartbeat has failed, an acquire may have its answer already.
     with contextlib.suppress(InvalidStateError):
         future.set_result(None) if error is None else future.set_exception(error)
-
-
-def _call_handler(
-    on_event: Callable[[Event], object],
-    kind: Kind,
-    names: tuple[str, ...],
-    token: int,
-    until: int,
-    reason: str | None,
-) -> None:
-    try:
-        # An earlier event may have held up this one.
-        on_event(Event(kind, names, token, span(max(0, until - now())), reason))
-    except BaseException as error:  # noqa: BLE001
-        _write_log("on_event failed", cause=error)
 
 
 def _write_log(line: str, *values: object, cause: BaseException | None = None) -> None:
