@@ -1,7 +1,6 @@
 """A transaction that is guarded by leases, and how each kind of connection begins it, runs a statement
 and ends it."""
 
-import asyncio
 import contextlib
 import itertools
 import re
@@ -116,14 +115,11 @@ class Driver:
     async def abort(self) -> None:
         """Ends the connection."""
         with contextlib.suppress(Exception):
-            if hasattr(self.raw, "cancel_safe") and status_of(self.raw) is Status.ACTIVE:
+            if isinstance(self.raw, psycopg.Connection) and status_of(self.raw) is Status.ACTIVE:
                 # A signal handler's exception has interrupted a statement, which keeps its locks
                 # until it is cancelled. With a libpq before 17 psycopg ignores the timeout, and on
-                # a dead network the call never returns.
-                if self.is_async:
-                    await asyncio.wait_for(self.raw.cancel_safe(timeout=2), 3)
-                else:
-                    in_thread(lambda: self.raw.cancel_safe(timeout=2)).result(3)
+                # a dead network the call never returns. (In asyncio psycopg cancels by itself.)
+                in_thread(lambda: self.raw.cancel_safe(timeout=2)).result(3)
         with contextlib.suppress(Exception):
             for name in ("terminate", "invalidate", "close"):
                 if end := getattr(self.connection, name, None):
