@@ -17,7 +17,7 @@ import socket
 import threading
 import time
 import unittest
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import date, timedelta
 from functools import partial
 from typing import Any
@@ -121,6 +121,16 @@ def on_each_kind(test: Callable[["Tests", Any, Any], Any]) -> Callable[["Tests"]
                 asyncio.run(on_kind(self, kind, makes))
 
     return on_each
+
+
+def with_asyncio(test: Callable[["Tests", Any, Any], Any]) -> Callable[["Tests"], None]:
+    """Runs it in an event loop, with a fence and a lease of that."""
+
+    async def run(self: "Tests") -> None:
+        async with AsyncFence(URL) as fence, fence.lease("job") as lease:
+            await test(self, fence, lease)
+
+    return lambda self: asyncio.run(run(self))
 
 
 def begin(on: Any) -> Any:
@@ -288,50 +298,41 @@ class Tests(unittest.TestCase):
 
         self.assertRaises(TimeoutError, asyncio.run, waits())
 
-    def test_the_end_of_a_block_that_is_cancelled(self) -> None:
-        async def gives_up() -> None:
-            async with AsyncFence(URL) as fence, fence.lease("other") as other:
-                block = fence.lease("job")
-                await block.__aenter__()
-                for end in (block.__aexit__(None, None, None), fence.close()):
-                    self.assertTrue(other.held)
-                    ends = asyncio.create_task(end)
-                    await asyncio.sleep(0)
-                    ends.cancel()
-                    with self.assertRaises(asyncio.CancelledError):
-                        await ends
-                    # All the same it is done.
-                    self.comes_true(lambda: self.value(HELD) == (1 if other.held else 0))
+    @with_asyncio
+    async def test_the_end_of_a_block_that_is_cancelled(self, fence: Any, other: Any) -> None:
+        block = fence.lease("other")
+        await block.__aenter__()
+        for end in (block.__aexit__(None, None, None), fence.close()):
+            self.assertTrue(other.held)
+            ends = asyncio.create_task(end)
+            await asyncio.sleep(0)
+            ends.cancel()
+            with self.assertRaises(asyncio.CancelledError):
+                await ends
+            # All the same it is done.
+            self.comes_true(lambda: self.value(HELD) == (1 if other.held else 0))
 
-        asyncio.run(gives_up())
-
-    def test_a_begin_that_is_cancelled(self) -> None:
-        async def gives_up() -> None:
-            on = await asyncpg.connect(URL)
-            async with AsyncFence(URL) as fence, fence.lease("job") as lease:
-                begins = asyncio.create_task(lease.guard(on).__aenter__())
-                await asyncio.sleep(0)
-                begins.cancel()
-                with self.assertRaises(asyncio.CancelledError):
-                    await begins
-            if not on.is_closed():
-                await on.execute("SELECT 1")
-                self.assertFalse(on.is_in_transaction())
-                await on.close()
-
-        asyncio.run(gives_up())
-
-    def test_a_transaction_that_asyncpg_knows_nothing_of(self) -> None:
-        async def begins() -> None:
-            on = await asyncpg.connect(URL)
-            async with AsyncFence(URL) as fence, fence.lease("job") as lease:
-                await on.execute("BEGIN")
-                with self.assertRaisesRegex(TypeError, "begun as text"):
-                    await lease.guard(on).__aenter__()
-                self.assertTrue(on.is_in_transaction())
+    @with_asyncio
+    async def test_a_begin_that_is_cancelled(self, _: Any, lease: Any) -> None:
+        on = await asyncpg.connect(URL)
+        begins = asyncio.create_task(lease.guard(on).__aenter__())
+        await asyncio.sleep(0)
+        begins.cancel()
+        with self.assertRaises(asyncio.CancelledError):
+            await begins
+        if not on.is_closed():
+            await on.execute("SELECT 1")
+            self.assertFalse(on.is_in_transaction())
             await on.close()
 
-        asyncio.run(begins())
+    @with_asyncio
+    async def test_a_transaction_that_asyncpg_knows_nothing_of(self, _: Any, lease: Any) -> None:
+        on = await asyncpg.connect(URL)
+        await on.execute("BEGIN")
+        with self.assertRaisesRegex(TypeError, "begun as text"):
+            await lease.guard(on).__aenter__()
+        self.assertTrue(on.is_in_transaction())
+        await on.close()
 
     def test_what_cannot_be_had_says_why(self) -> None:
         def fails() -> Any:
@@ -428,19 +429,17 @@ class Tests(unittest.TestCase):
                 session.remove()
                 self.assertEqual((self.value(STATUS), lease.held), ("new", True), mode)
 
-    def test_a_connection_of_asyncpg_that_has_ended(self) -> None:
-        async def ends() -> None:
-            async with AsyncFence(URL) as fence, fence.lease("job") as lease, of_asyncpg() as on:
-                own = await asyncpg.connect(URL)
-                await own.close()
-                self.value(f"SELECT pg_terminate_backend({on.get_server_pid()})")
-                while on._con:
-                    await asyncio.sleep(0.05)
-                for ended in own, on:
-                    with self.assertRaisesRegex(TransactionLost, "the session ended"):
-                        await lease.guard(ended).__aenter__()
-
-        asyncio.run(ends())
+    @with_asyncio
+    async def test_a_connection_of_asyncpg_that_has_ended(self, _: Any, lease: Any) -> None:
+        own = await asyncpg.connect(URL)
+        await own.close()
+        async with of_asyncpg() as on:
+            self.value(f"SELECT pg_terminate_backend({on.get_server_pid()})")
+            while on._con:
+                await asyncio.sleep(0.05)
+            for ended in own, on:
+                with self.assertRaisesRegex(TransactionLost, "the session ended"):
+                    await lease.guard(ended).__aenter__()
 
     def test_a_hook_that_fails_after_the_commit(self) -> None:
         engine = create_engine(PSYCOPG, **ONE)
@@ -556,40 +555,31 @@ class Tests(unittest.TestCase):
         told += ["interrupted", *2 * ["acquired", "released"]]
         self.assertEqual([event for event in events if event != "renewed"], told)
 
-    def test_a_handler_of_the_log_that_fails(self) -> None:
+    @contextlib.contextmanager
+    def logs(self, handle: Callable[[Any], object]) -> Iterator[None]:
         log, handler = logging.getLogger("pg_fence"), mock.Mock(level=0)
-        handler.handle.side_effect = lambda _: self.fence.lease("other").__enter__()
+        handler.handle.side_effect = handle
         log.addHandler(handler)
-        self.addCleanup(log.removeHandler, handler)
-        with self.assertRaises(LeaseLost), self.fence.lease("job", ttl=SHORT) as lease:
-            self.value("SELECT lease_revoke('job')")
-            self.assertTrue(lease.lost.wait(60))
-        with self.fence.lease("job") as lease:
-            self.assertTrue(lease.held)
+        yield
+        log.removeHandler(handler)
         handler.handle.assert_called()
 
-    def test_an_event_that_was_held_up(self) -> None:
-        remaining: list[timedelta] = []
-
-        def listen(event: pg_fence.Event) -> None:
-            remaining.append(event.remaining)
-            time.sleep(1)
-
-        with Fence(URL, on_event=listen) as fence:
-            blocks = [fence.lease(name, ttl=SHORT) for name in "ab"]
-            threads = [threading.Thread(target=block.__enter__) for block in blocks]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-        # The second one comes after the sleep of the first one.
-        self.assertLess(min(remaining[:2]), SHORT - SECOND)
+    def test_a_handler_of_the_log_that_fails(self) -> None:
+        with self.logs(lambda _: self.fence.lease("other").__enter__()):
+            with self.assertRaises(LeaseLost), self.fence.lease("job", ttl=SHORT) as lease:
+                self.value("SELECT lease_revoke('job')")
+                self.assertTrue(lease.lost.wait(60))
+            with self.fence.lease("job") as lease:
+                self.assertTrue(lease.held)
 
     def test_handlers_that_hang(self) -> None:
-        log, handler, goes_on = logging.getLogger("pg_fence"), mock.Mock(level=0), threading.Event()
-        handler.handle.side_effect = lambda _: goes_on.wait(10)
-        log.addHandler(handler)
-        self.addCleanup(log.removeHandler, handler)
+        goes_on, remaining = threading.Event(), []
+
+        def listen(event: pg_fence.Event) -> None:
+            if event.kind == "lost":
+                goes_on.wait(10)
+            elif (event.kind, event.names) == ("renewed", ("kept",)):
+                remaining.append(event.remaining)
 
         def keep_one_and_lose_two(on_event: Any) -> None:
             with Fence(URL, on_event=on_event) as fence, fence.lease("kept", ttl=SHORT) as kept:
@@ -611,10 +601,12 @@ class Tests(unittest.TestCase):
 
         with contextlib.ExitStack() as at_the_end:
             at_the_end.callback(goes_on.set)
-            keep_one_and_lose_two(None)
-            log.removeHandler(handler)
-            keep_one_and_lose_two(lambda event: event.kind != "lost" or goes_on.wait(10))
+            with self.logs(lambda _: goes_on.wait(10)):
+                keep_one_and_lose_two(None)
+            keep_one_and_lose_two(listen)
             asyncio.run(give_up())
+        # An event that was held up has the time that remains when it is told.
+        self.comes_true(lambda: min(remaining) < SHORT - SECOND)
 
     def test_a_leader_with_asyncio(self) -> None:
         said: list[Any] = []
