@@ -5,7 +5,7 @@ import { setTimeout as sleep } from "node:timers/promises";
 import { isSettings, type Opener } from "./connection.js";
 import * as errors from "./errors.js";
 import { Heartbeat, numberOf, warn, type Holding, type LeaseEvent } from "./heartbeat.js";
-import { LeadState, type LeadEffect } from "./lease_state.js";
+import { LeadState } from "./lease_state.js";
 import { msOf, now, type Span } from "./span.js";
 import { tableOf, type Key, type Pair } from "./statements.js";
 import {
@@ -323,29 +323,28 @@ export class Fence<On, Tx> {
     const leader = new LeadState(request.ttl, this.#heartbeat.jitter);
     const none = { token: 0, remaining: { milliseconds: 0 }, reason: undefined };
     const interrupted = { kind: "interrupted", names: [name], ...none } as const;
-    let [effects, failure]: [LeadEffect[], unknown] = [[], undefined];
-    for (;;) {
-      for (const effect of effects) {
-        if ("log" in effect) warn(`${name} ${effect.log}, and it is tried again: ${failure}`);
-        else if ("event" in effect) void this.#heartbeat.emit(interrupted);
-        else if (effect.lead === "end") throw failure;
-        else await sleep(effect.pause, undefined, stop && { signal: stop }).catch(() => {});
-      }
-      if (stop?.aborted) return undefined;
+    while (!stop?.aborted) {
       let holding: Holding | undefined;
       try {
         holding = await this.#heartbeat.acquire({ ...request, wait: Infinity }, stop);
         leader.granted(now());
         return (await this.#runWork(holding, work)) as T;
       } catch (error) {
-        failure = error;
-        if (!holding && stop?.aborted) return undefined;
+        if (!holding && stop?.aborted) break;
         const type = error instanceof errors.FenceError ? error.name : "";
         const code = errors.codeOf(error);
-        if (holding) effects = leader.workFailed(now(), type, code, holding.isLost);
-        else effects = leader.notGranted(type, code);
+        const effects = holding
+          ? leader.workFailed(now(), type, code, holding.isLost)
+          : leader.notGranted(type, code);
+        for (const effect of effects) {
+          if ("log" in effect) warn(`${name} ${effect.log}, and it is tried again: ${error}`);
+          else if ("event" in effect) void this.#heartbeat.emit(interrupted);
+          else if (effect.lead === "end") throw error;
+          else await sleep(effect.pause, undefined, stop && { signal: stop }).catch(() => {});
+        }
       }
     }
+    return undefined;
   }
 
   /** Releases all leases, and ends all waits. It takes at most 5 seconds. */
