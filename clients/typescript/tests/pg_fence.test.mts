@@ -274,21 +274,15 @@ test("numbers of other systems are exact, and a guard returns the result of its 
 });
 
 test("a claimed row is kept, written under its lease, and released", async () => {
-  const claim = `UPDATE runs SET held_until = clock_timestamp() + '1 s' WHERE held_until IS NULL
+  const claim = `UPDATE runs SET held_until = clock_timestamp() + '1 min' WHERE held_until IS NULL
     RETURNING fence`;
-  const [key, token] = [{ part: "a", id: 1 }, await value(claim)];
-  await fence.keepRow("runs", key, token, { ttl: { seconds: 1 } }, async (lease) => {
-    await sleep(2000);
-    const work = async (tx: any) => {
-      await run(tx, "UPDATE runs SET state = 'done'");
-      await sleep(1500);
-      // Nobody else can claim the row meanwhile.
-      lease.check();
-    };
-    await lease.guard(on, work, { release: true });
-  });
   const released = "SELECT state FROM runs WHERE held_until IS NULL";
-  assert.equal(await value(released), "done");
+  const [key, token] = [{ part: "a", id: 1 }, await value(claim)];
+  const finish = (tx: any) => run(tx, "UPDATE runs SET state = 'done'");
+  const result = await fence.keepRow("runs", key, token, LONG, (lease) =>
+    lease.guard(on, finish, { release: true }).then(() => value(released)),
+  );
+  assert.equal(result, "done");
   const lost = await errorOf(() => fence.keepRow("runs", key, token));
   assert.ok(lost instanceof LeaseLost && lost.reason === "gone", String(lost));
   const other = await fence.keepRow("public.runs", key, await value(claim), LONG);
@@ -388,15 +382,11 @@ test("the end of a transaction is noticed in a session that presents the token i
 test("an error of the program's own at the commit is left as it is", async (t) => {
   t.after(() => admin.query("DROP FUNCTION fails CASCADE"));
   await using lease = await fence.lease("order:7", LONG);
-  for (const [code, call] of Object.entries({ 42883: "nothing()", 22012: "1 / 0" })) {
-    await admin.query(`
-      CREATE OR REPLACE FUNCTION fails() RETURNS trigger LANGUAGE plpgsql
-        AS 'BEGIN PERFORM ${call}; END';
-      DROP TRIGGER IF EXISTS late ON orders;
-      CREATE CONSTRAINT TRIGGER late AFTER UPDATE ON orders DEFERRABLE INITIALLY DEFERRED
-        FOR EACH ROW EXECUTE FUNCTION fails()`);
-    assert.equal((await errorOf(() => lease.guard(on, (tx) => run(tx, PAY)))).code, code);
-  }
+  await admin.query(`
+    CREATE FUNCTION fails() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM nothing(); END';
+    CREATE CONSTRAINT TRIGGER late AFTER UPDATE ON orders DEFERRABLE INITIALLY DEFERRED
+      FOR EACH ROW EXECUTE FUNCTION fails()`);
+  assert.equal((await errorOf(() => lease.guard(on, (tx) => run(tx, PAY)))).code, "42883");
 });
 
 test("a loss ends work that hangs, and aborts the signal", async () => {
