@@ -1,4 +1,3 @@
-import { FenceError } from "./errors.js";
 import type { Statement } from "./statements.js";
 
 /** The columns of a row, in their order, as the server writes them. */
@@ -61,22 +60,23 @@ export class Connection {
   async hangUp(): Promise<void> {
     [this.#isCut, this.isEnded] = [true, true];
     const ended = this.#session?.end() ?? Promise.resolve();
-    await within(1000, ended, () => this.cut()).catch(() => {});
+    await within(1000, ended, () => this.cut());
   }
 }
 
-/** Returns the result of the work. If there is none after `ms` milliseconds, it calls `late` and
- * throws FenceError; the work goes on. */
-export async function within<T>(ms: number, work: PromiseLike<T>, late: () => void): Promise<T> {
+/** Waits for the work, and returns true if it has succeeded within `ms` milliseconds. If it is late,
+ * `late` is called, and the work goes on. */
+export async function within(ms: number, work: PromiseLike<unknown>, late = () => {}) {
   let timer: NodeJS.Timeout | undefined;
-  const timeout = new Promise<never>((_, reject) => {
-    const error = new FenceError(`the server has not answered within ${(ms / 1000).toFixed(1)} s`);
+  const timeout = new Promise<boolean>((resolve) => {
     timer = setTimeout(() => {
       late();
-      reject(error);
+      resolve(false);
     }, ms);
   });
-  return Promise.race([work, timeout]).finally(() => clearTimeout(timer));
+  const isInTime = await Promise.race([work.then(() => true), timeout]).catch(() => false);
+  clearTimeout(timer);
+  return isInTime;
 }
 
 /** True if the value is a plain object, as settings are, and no instance of a class. */

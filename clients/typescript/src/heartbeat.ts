@@ -303,7 +303,7 @@ export class Heartbeat {
   async renew(holdings: readonly Holding[]): Promise<void> {
     const renewed = Promise.all(holdings.map((holding) => holding.nextChange()));
     this.suspect(holdings);
-    await within(LONGEST_CALL, renewed, () => {}).catch(() => {});
+    await within(LONGEST_CALL, renewed);
   }
 
   /** Renews the leases at once, which shows whether they are lost. */
@@ -356,8 +356,8 @@ export class Heartbeat {
     const statement = ["SELECT pg_cancel_backend($1::text::integer)", String(pid)] as const;
     const opened = connection.open(this.open, LONGEST_CALL);
     const canceled = opened.then(() => connection.rows(statement));
-    const hangUp = () => this.#hangUp(connection);
-    void within(LONGEST_CALL, canceled, () => connection.cut()).then(hangUp, hangUp);
+    const settled = within(LONGEST_CALL, canceled, () => connection.cut());
+    void settled.then(() => this.#hangUp(connection));
   }
 
   /** Releases all leases, and ends all waits. */

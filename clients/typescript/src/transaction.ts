@@ -94,8 +94,8 @@ export abstract class Transaction<Tx> {
    * takes too long. */
   async rollback(late: () => void): Promise<void> {
     if (this.broken !== undefined || this.isOver) return;
-    const undone = within(ROLLBACK_TIMEOUT, this.undo(), late);
-    await undone.catch(() => this.cut("it could not be rolled back"));
+    const isUndone = await within(ROLLBACK_TIMEOUT, this.undo(), late);
+    if (!isUndone) this.cut("it could not be rolled back");
   }
 }
 
