@@ -393,10 +393,14 @@ test("a loss ends work that hangs, and aborts the signal", async () => {
   const lost = await errorOf(() =>
     fence.lease("order:7", { ttl: { seconds: 6 } }, async (lease) => {
       const { signal } = lease;
-      const hangs = errorOf(() => lease.guard(on, () => new Promise(() => {})));
+      let late: any;
+      const hangs = errorOf(() => lease.guard(on, (tx) => new Promise(() => (late = tx))));
       const waits = errorOf(() => sleep(60_000, undefined, { signal }));
       setTimeout(revoke, 100);
       assert.deepEqual([(await hangs).reason, (await waits).cause.reason], ["gone", "gone"]);
+      // Its connection is opened again for others, and their transactions.
+      await Promise.all([1, 2, 3].map(() => run(on, "SELECT pg_sleep(0.2)")));
+      await assert.rejects(async () => run(late, "SELECT 1"));
       await sleep(1, undefined, { signal });
     }),
   );
