@@ -99,12 +99,9 @@ class Connection:
         """Queues a job for the connection's thread."""
         self._jobs.put(job)
         if self._thread is None:
-            thread = threading.Thread(target=self._work, name="pg_fence connection", daemon=True)
             try:
-                thread.start()
-                self._thread = thread
+                self._thread = started(self._work, "pg_fence connection")
             except RuntimeError:
-                # There are too many threads, or the process is ending.
                 self._jobs.get()
                 job()
 
@@ -203,6 +200,13 @@ def uncancellable() -> Future[Any]:
     return future
 
 
+def started(work: Callable[[], object], name: str) -> threading.Thread:
+    """Starts a thread. Raises RuntimeError if there are too many threads, or the process is ending."""
+    thread = threading.Thread(target=work, name=name, daemon=True)
+    thread.start()
+    return thread
+
+
 def in_thread(call: Callable[[], _T]) -> Future[_T]:
     """Runs a blocking call in a thread, where no signal handler's exception interrupts it and no
     event loop waits for it."""
@@ -214,7 +218,7 @@ def in_thread(call: Callable[[], _T]) -> Future[_T]:
         except BaseException as error:  # noqa: BLE001
             future.set_exception(error)
 
-    threading.Thread(target=run, name="pg_fence call", daemon=True).start()
+    started(run, "pg_fence call")
     return future
 
 

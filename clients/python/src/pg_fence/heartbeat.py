@@ -23,7 +23,7 @@ from typing import Literal, NamedTuple
 import psycopg
 
 from . import statements
-from .connection import Connection, Opener, cut, in_thread, outcome, run, uncancellable
+from .connection import Connection, Opener, cut, in_thread, outcome, run, started, uncancellable
 from .errors import FenceError, LeaseLost, LeaseTaken, never_opens, sqlstate_of, typed
 from .lease_state import (
     CHECK_INTERVAL,
@@ -162,9 +162,7 @@ class Heartbeat:
         self._inbox.put((decide, answer_to, future))
         with self._lock:
             if self._thread is None:
-                thread = threading.Thread(target=self._run, name="pg_fence", daemon=True)
-                thread.start()
-                self._thread = thread
+                self._thread = started(self._run, "pg_fence")
         return future
 
     def acquire(self, holding: Holding) -> None:
@@ -381,14 +379,9 @@ class Heartbeat:
             self._batches.put(batch)
             if self._reporter is not None:
                 return
-            thread = threading.Thread(target=self._report_all, name="pg_fence events", daemon=True)
-            try:
-                thread.start()
-                self._reporter = thread
+            with contextlib.suppress(RuntimeError):
+                self._reporter = started(self._report_all, "pg_fence events")
                 return
-            except RuntimeError:
-                # There are too many threads, or the process is ending.
-                pass
         self._report_all()
 
     def _report_all(self) -> None:
