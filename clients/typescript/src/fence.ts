@@ -164,7 +164,7 @@ export class Lease<On, Tx> {
   constructor(driver: Driver<Tx>, heartbeat: Heartbeat, holding: Holding) {
     [this.#heartbeat, this.#holding] = [heartbeat, holding];
     [this.names, this.token] = [holding.names, holding.token];
-    this.guard = guardOf(driver, heartbeat, [this], [holding]);
+    this.guard = guardOf(driver, heartbeat, [this]);
     UNREFERENCED.register(this, [heartbeat, holding], holding);
   }
 
@@ -292,10 +292,9 @@ export class Fence<On, Tx> {
     work: (tx: Tx) => PromiseLike<T>,
     options?: GuardOptions,
   ): Promise<T> {
-    const holdings = leases.map(holdingOf);
     if (!leases.every((lease) => isLeaseOf(lease, this.#heartbeat)))
       throw new TypeError("a guard takes leases of its own fence");
-    return guardOf(this.#driver, this.#heartbeat, [...leases], holdings)(on, work, options);
+    return guardOf(this.#driver, this.#heartbeat, [...leases])(on, work, options);
   }
 
   /** Returns a lease of another system (etcd, ZooKeeper, Redis, another database) by the number
@@ -306,7 +305,7 @@ export class Fence<On, Tx> {
     }
     checked("the name of a lease", name, "string");
     const adopted = { name, token, holder: holderOf(options.holder ?? PROCESS_HOLDER) };
-    return { name, token, guard: guardOf(this.#driver, this.#heartbeat, [], [], adopted) };
+    return { name, token, guard: guardOf(this.#driver, this.#heartbeat, [], adopted) };
   }
 
   /** Does the work while this process leads, and returns the work's result, or undefined if `stop`
@@ -377,8 +376,7 @@ export class Fence<On, Tx> {
 function guardOf<On, Tx>(
   driver: Driver<Tx>,
   heartbeat: Heartbeat,
-  leases: readonly unknown[],
-  holdings: readonly Holding[],
+  leases: readonly Lease<On, Tx>[],
   adopted?: Pair,
 ): Guard<On, Tx> {
   type Work<T> = (tx: Tx | undefined) => PromiseLike<T>;
@@ -387,6 +385,7 @@ function guardOf<On, Tx>(
     const makeTransaction =
       driver.transaction(on) ?? (isQuery ? () => new OpenTransaction(on as Query) : undefined);
     const release = checked("release", options.release ?? false, "boolean");
+    const holdings = leases.map(holdingOf);
     const by: GuardedBy = { heartbeat, leases, holdings, adopted, release };
     if (makeTransaction) return guarded<Tx | undefined, T>(by, makeTransaction, work as Work<T>);
     const takes = `${driver.takes}, or a function that runs a query in an open transaction`;
