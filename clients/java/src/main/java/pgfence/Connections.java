@@ -25,21 +25,25 @@ final class Connections {
                     "(?:jdbc:)?postgres(?:ql)?:(?<authority>/*)"
                             + "(?:(?<user>[^/?@:]*)(?::(?<password>[^/?@]*))?@)?(?<rest>.*)");
 
-    /**
-     * Threads that no interrupt of a caller reaches. A thread ends a second after its last task.
-     */
     static final ThreadPoolExecutor THREADS =
-            new ThreadPoolExecutor(
-                    0,
-                    Integer.MAX_VALUE,
-                    1,
-                    TimeUnit.SECONDS,
-                    new SynchronousQueue<>(),
-                    work -> {
-                        Thread thread = new Thread(work, "pg_fence");
-                        thread.setDaemon(true);
-                        return thread;
-                    });
+            threads(0, Integer.MAX_VALUE, new SynchronousQueue<>());
+
+    /**
+     * Makes threads that no interrupt of a caller reaches. A thread ends a second after its last
+     * task.
+     */
+    static ThreadPoolExecutor threads(int least, int most, BlockingQueue<Runnable> queue) {
+        ThreadFactory factory =
+                work -> {
+                    Thread thread = new Thread(work, "pg_fence");
+                    thread.setDaemon(true);
+                    return thread;
+                };
+        ThreadPoolExecutor threads =
+                new ThreadPoolExecutor(least, most, 1, TimeUnit.SECONDS, queue, factory);
+        threads.allowCoreThreadTimeOut(true);
+        return threads;
+    }
 
     /** A task for a separate thread. */
     interface Task {
@@ -53,25 +57,28 @@ final class Connections {
 
     private Connections() {}
 
-    /**
-     * Runs a task in a separate thread. Returns false if none can be started. That is logged, and
-     * so is an error of the task.
-     */
-    static boolean run(Task task) {
+    /** Runs a task in a separate thread. Returns false if none can be started, which is logged. */
+    static boolean run(Executor threads, Runnable task) {
         try {
-            THREADS.execute(
-                    () -> {
-                        try {
-                            task.run();
-                        } catch (Throwable error) {
-                            Heartbeat.log(Level.WARNING, "in a thread of the fence", error);
-                        }
-                    });
+            threads.execute(task);
             return true;
         } catch (OutOfMemoryError error) {
             Heartbeat.log(Level.WARNING, "a thread cannot be started", error);
             return false;
         }
+    }
+
+    /** As {@link #run(Executor, Runnable)}. An error of the task is logged. */
+    static boolean run(Task task) {
+        return run(
+                THREADS,
+                () -> {
+                    try {
+                        task.run();
+                    } catch (Throwable error) {
+                        Heartbeat.log(Level.WARNING, "in a thread of the fence", error);
+                    }
+                });
     }
 
     static FenceException noThread() {

@@ -208,14 +208,15 @@ public final class Fence implements AutoCloseable {
             for (Effect effect : effects) {
                 if (effect instanceof Log) {
                     String line = " leads no more, and it is tried again: ";
-                    heartbeat.writeLine(name + line + failed.getMessage());
+                    heartbeat.warn(name + line + failed.getMessage());
                 } else if (effect instanceof Lead next) {
                     if (next.lead().equals("end")) {
                         throw Heartbeat.sneakyThrow(failed);
                     }
                     pause = next.pause();
                 } else {
-                    heartbeat.interrupted(name);
+                    List<String> of = List.of(name);
+                    heartbeat.emit(new Event(Event.Kind.INTERRUPTED, of, 0, Duration.ZERO, null));
                 }
             }
             if (stop.await(pause, TimeUnit.MILLISECONDS)) {

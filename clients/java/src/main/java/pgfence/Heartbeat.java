@@ -41,6 +41,12 @@ final class Heartbeat {
     /** The message of the error if no connection comes from the source. */
     private final String noConnection;
 
+    /** Runs events, replies and lines of the log in their order, without the lock. */
+    private final Executor notifications = Connections.threads(1, 1, new LinkedBlockingQueue<>());
+
+    /** The thread that runs a notification; null while none runs. */
+    private volatile Thread notifier;
+
     // The fields below are guarded by this object's lock.
     private final LeaseStates states;
     final long jitter = ThreadLocalRandom.current().nextLong(1001);
@@ -48,13 +54,6 @@ final class Heartbeat {
     private final Map<String, Acquire> acquires = new HashMap<>();
     private final Map<Integer, HeartbeatConnection> connections = new HashMap<>();
     private final CompletableFuture<Void> closed = new CompletableFuture<>();
-    private final Deque<Effect> effects = new ArrayDeque<>();
-
-    /** Events, replies and lines of the log, which go out in their order, without the lock. */
-    private final Deque<Runnable> notifications = new ArrayDeque<>();
-
-    /** The thread that runs a notification; null while none runs. */
-    private Thread notifier;
 
     private boolean isWatching;
     private long wakeAt = LeaseStates.NEVER, checkedAt;
@@ -97,15 +96,8 @@ final class Heartbeat {
     }
 
     /** Gives an input to the states that is about a call: {@code answerTo} is its number. */
-    private void input(int answerTo, Consumer<LeaseStates> input) {
-        decide(answerTo, input);
-        startNotifications();
-    }
-
-    private synchronized void decide(int answerTo, Consumer<LeaseStates> input) {
-        effects.addAll(states.step(Clock.now(), answerTo, () -> input.accept(states)));
-        // If an effect fails, that is another input, whose effects come after these.
-        for (Effect effect = effects.poll(); effect != null; effect = effects.poll()) {
+    private synchronized void input(int answerTo, Consumer<LeaseStates> input) {
+        for (Effect effect : states.step(Clock.now(), answerTo, () -> input.accept(states))) {
             carryOut(effect);
         }
         wakeAt = states.wake(Clock.now());
@@ -116,40 +108,22 @@ final class Heartbeat {
     }
 
     /**
-     * Runs the notifications in a separate thread: a listener or the log may block, which must not
-     * stop the caller.
+     * Runs an event, a reply or a line of the log after those before it, in a separate thread: a
+     * listener or the log may block, which must not stop the caller.
      */
-    private void startNotifications() {
-        synchronized (this) {
-            if (notifier != null || notifications.isEmpty()) {
-                return;
-            }
-        }
-        if (!Connections.run(this::runNotifications)) {
-            runNotifications();
-        }
-    }
-
-    /** Runs the notifications in one thread at a time, so that they stay in their order. */
-    private void runNotifications() {
-        while (true) {
-            Runnable next;
-            synchronized (this) {
-                next = notifier != null ? null : notifications.poll();
-                if (next == null) {
-                    return;
-                }
-                notifier = Thread.currentThread();
-            }
-            try {
-                next.run();
-            } catch (Throwable error) {
-                log(Level.ERROR, "the event listener or the log handler failed", error);
-            }
-            synchronized (this) {
-                notifier = null;
-                notifyAll();
-            }
+    private void deliver(Runnable notification) {
+        Runnable task =
+                () -> {
+                    notifier = Thread.currentThread();
+                    try {
+                        notification.run();
+                    } catch (Throwable error) {
+                        log(Level.ERROR, "the event listener or the log handler failed", error);
+                    }
+                    notifier = null;
+                };
+        if (!Connections.run(notifications, task)) {
+            task.run();
         }
     }
 
@@ -176,8 +150,7 @@ final class Heartbeat {
                         continue;
                     }
                 }
-                decide(0, TICK);
-                startNotifications();
+                input(TICK);
                 checkIdleConnections();
             } catch (Throwable error) {
                 log(Level.ERROR, "the heartbeat has failed, and is restarted", error);
@@ -222,7 +195,7 @@ final class Heartbeat {
             carryOutEvent(event);
         } else if (effect instanceof Reply reply) {
             Acquire acquire = acquires.remove(reply.reply);
-            notifications.add(() -> acquire.reply.complete(reply));
+            deliver(() -> acquire.reply.complete(reply));
         } else if (effect instanceof Log line) {
             writeLog(line);
         } else if (effect instanceof Closed) {
@@ -252,16 +225,9 @@ final class Heartbeat {
         }
     }
 
-    /** Writes a line of a leader to the log, which may block. */
-    void writeLine(String line) {
-        synchronized (this) {
-            warn(line);
-        }
-        startNotifications();
-    }
-
-    private void warn(String line) {
-        notifications.add(() -> log(Level.WARNING, line, null));
+    /** Writes a warning to the log after the events before it. */
+    void warn(String line) {
+        deliver(() -> log(Level.WARNING, line, null));
     }
 
     private void carryOutEvent(LeaseStates.Event event) {
@@ -280,7 +246,7 @@ final class Heartbeat {
                 lease.guards.forEach(Connections::cut);
                 // The callbacks of the loss may block, so they get a separate thread if one starts.
                 if (!Connections.run(lease::completeLost)) {
-                    notifications.add(lease::completeLost);
+                    deliver(lease::completeLost);
                 }
             }
             default -> {
@@ -292,15 +258,9 @@ final class Heartbeat {
         emit(new Fence.Event(kind, lease.names(), event.token(), remaining, event.reason()));
     }
 
-    private synchronized void emit(Fence.Event event) {
+    void emit(Fence.Event event) {
         long emittedAt = Clock.now();
-        notifications.add(() -> onEvent.accept(event.after(Clock.now() - emittedAt)));
-    }
-
-    /** Emits the event of a leader, which holds no lease at that time. */
-    void interrupted(String name) {
-        emit(new Fence.Event(Fence.Event.Kind.INTERRUPTED, List.of(name), 0, Duration.ZERO, null));
-        startNotifications();
+        deliver(() -> onEvent.accept(event.after(Clock.now() - emittedAt)));
     }
 
     // Calls, each in a separate thread.
@@ -321,9 +281,8 @@ final class Heartbeat {
                     default -> statements.keep(call);
                 };
         if (!Connections.run(() -> runCall(call, connection, acquire, statement))) {
+            // The call has no answer, and ends at its limit.
             acquire.cause = Connections.noThread();
-            Runnable failed = () -> states.failed(call.number, "53000", false);
-            effects.addAll(states.step(Clock.now(), call.number, failed));
         }
     }
 
@@ -436,20 +395,19 @@ final class Heartbeat {
         if (Thread.interrupted()) {
             throw new InterruptedException();
         }
+        if (notifier == Thread.currentThread()) {
+            // The reply to the acquire would wait until this notification has ended.
+            throw new IllegalStateException("a listener of events may not acquire a lease");
+        }
         String id;
         synchronized (this) {
-            if (notifier == Thread.currentThread()) {
-                // The reply to the acquire would wait until this notification has ended.
-                throw new IllegalStateException("a listener of events may not acquire a lease");
-            }
             if (!watch()) {
                 throw Connections.noThread();
             }
             id = String.valueOf(++lastId);
             acquires.put(id, acquire);
-            decide(0, states -> states.acquire(id, names, options, acquire.table, token));
+            input(states -> states.acquire(id, names, options, acquire.table, token));
         }
-        startNotifications();
         Reply reply = null;
         try {
             while (reply == null && stop.getCount() > 0) {
@@ -608,14 +566,13 @@ final class Heartbeat {
         isClosing = true;
         input(LeaseStates::close);
         awaitEnd(closed);
-        BooleanSupplier areDelivered =
-                () -> {
-                    Thread running = notifier;
-                    return running == Thread.currentThread()
-                            || running == null && notifications.isEmpty();
-                };
+        if (notifier == Thread.currentThread()) {
+            return;
+        }
+        CompletableFuture<Void> delivered = new CompletableFuture<>();
+        deliver(() -> delivered.complete(null));
         try {
-            awaitCondition(LAST_EVENTS_TIMEOUT, areDelivered);
+            getWithin(LAST_EVENTS_TIMEOUT, delivered);
         } catch (InterruptedException interrupt) {
             Thread.currentThread().interrupt();
         }
