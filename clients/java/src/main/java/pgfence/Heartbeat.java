@@ -301,18 +301,17 @@ final class Heartbeat {
                 connection.open(source, limit * 9 / 10);
                 input(call.number, states -> states.sent(call.number));
             }
-            boolean hasEnded = !call.open && connection.hasEnded(SHORTEST_IDLE);
-            Answer answer = hasEnded ? null : readAnswer(call, connection.rows(statement));
-            input =
-                    states -> {
-                        if (hasEnded) {
-                            states.failed(call.number, "unsent", true);
-                            return;
-                        }
-                        // An error before the grant is not the cause of a later failure.
-                        acquire.cause = answer.number() == null ? acquire.cause : null;
-                        states.answered(call.number, answer);
-                    };
+            if (!call.open && connection.hasEnded(SHORTEST_IDLE)) {
+                input = states -> states.failed(call.number, "unsent", true);
+            } else {
+                Answer answer = readAnswer(call, connection.rows(statement));
+                input =
+                        states -> {
+                            // An error before the grant is not the cause of a later failure.
+                            acquire.cause = answer.number() == null ? acquire.cause : null;
+                            states.answered(call.number, answer);
+                        };
+            }
         } catch (Throwable error) {
             boolean isBroken = connection.isBroken();
             String code = codeOf(error, connection.role != null, isBroken);
