@@ -568,14 +568,12 @@ impl Heartbeat {
 
     /// Fails if the lease is not held any more. This does not depend on the thread.
     pub fn check(self: &Arc<Self>, grant: &Grant) -> Result<(), Error> {
-        self.input(|_| {});
-        match lock(&self.inner).states.end_reason(grant.id) {
-            None => Ok(()),
-            Some((reason, other_role)) => {
-                let error = grant.end_error();
-                Err(error.unwrap_or_else(|| Error::lost(&grant.names, reason, other_role)))
-            }
+        if !self.remaining(grant).is_zero() {
+            return Ok(());
         }
+        self.input(|_| {});
+        let released = || Error::lost(&grant.names, Reason::Released, false);
+        Err(grant.end_error().unwrap_or_else(released))
     }
 
     pub fn remaining(&self, grant: &Grant) -> Duration {

@@ -630,15 +630,6 @@ impl LeaseStates {
         self.leases.get(&id).map_or(0, |lease| lease.remaining(now))
     }
 
-    /// Returns why the lease is not held, and if it is another role's; None if it is held.
-    pub fn end_reason(&self, id: Id) -> Option<(Reason, bool)> {
-        match self.leases.get(&id).map(|lease| (lease.state, lease.is_other_role)) {
-            Some((State::Held, _)) => None,
-            Some((State::Lost(reason), is_other_role)) => Some((reason, is_other_role)),
-            _ => Some((Reason::Released, false)),
-        }
-    }
-
     // Time. Each step first ends what has ended by its time.
 
     /// Takes an input, and returns the effects. If the input answers a call, its number is

@@ -99,8 +99,13 @@ impl Player {
         let effects = self.states.step(now, call, |states| {
             input(states);
             if what == "check" {
-                let id = self.ids[&text(&arguments["key"])];
-                checked = Some((states.effects.len(), states.end_reason(id)));
+                let lease = states.leases.get(&self.ids[&text(&arguments["key"])]);
+                let end = match lease.map(|lease| (lease.state, lease.is_other_role)) {
+                    Some((State::Held, _)) => None,
+                    Some((State::Lost(reason), is_other_role)) => Some((reason, is_other_role)),
+                    _ => Some((Reason::Released, false)),
+                };
+                checked = Some((states.effects.len(), end));
             }
         });
         let mut effects: Vec<_> = effects.iter().map(|effect| self.as_json(effect)).collect();
