@@ -19,7 +19,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, copy};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{sleep, timeout};
 use tokio_postgres::config::SslMode;
-use tokio_postgres::{Config, NoTls, SimpleQueryMessage};
+use tokio_postgres::{Client, Config, NoTls, SimpleQueryMessage};
 use tokio_util::sync::CancellationToken;
 
 const LONG: Duration = Duration::from_secs(300);
@@ -42,6 +42,13 @@ async fn client() -> Connected {
     connect(&url(), NoTls).await.unwrap()
 }
 
+/// The driver's connection, which a loss does not cut.
+async fn uncut_client() -> Client {
+    let (client, connection) = tokio_postgres::connect(&url(), NoTls).await.unwrap();
+    tokio::spawn(connection);
+    client
+}
+
 async fn busy_client(work: &str) -> Connected {
     let client = client().await;
     let _ = client.batch_execute(work).await;
@@ -51,6 +58,14 @@ async fn busy_client(work: &str) -> Connected {
 fn lost<T: Debug>(outcome: Result<T, Error>) -> Reason {
     match outcome {
         Err(Error::LeaseLost { reason, .. }) => reason,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Returns `in_doubt` of a transaction that is lost.
+fn in_doubt<T>(outcome: Result<T, Error>) -> bool {
+    match outcome.map(drop) {
+        Err(Error::TransactionLost { in_doubt, .. }) => in_doubt,
         other => panic!("{other:?}"),
     }
 }
@@ -131,10 +146,7 @@ async fn a_lease_is_held_until_its_last_clone_is_dropped() {
 /// Also if the answer to the release has come, but the program has blocked its thread until the loss.
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_committed_after_a_loss() {
-    let shop = Shop::new().await;
-    // On the driver's connection, which a loss does not cut.
-    let (mut client, connection) = tokio_postgres::connect(&url(), NoTls).await.unwrap();
-    tokio::spawn(connection);
+    let (shop, mut client) = (Shop::new().await, uncut_client().await);
     let lease = shop.lost_soon().await;
     let guard = lease.guard(&mut client).await.unwrap();
     guard.execute(PAY, &[]).await.unwrap();
@@ -164,8 +176,7 @@ async fn a_guard_in_an_open_transaction_is_a_savepoint() {
         let mut outer = client.transaction().await?;
         let guard = lease.guard(&mut outer).await?;
         guard.batch_execute("SELECT 1 / 0").await.unwrap_err();
-        let error = guard.commit().await.unwrap_err();
-        assert!(matches!(error, Error::TransactionLost { in_doubt: false, .. }), "{error:?}");
+        assert!(!in_doubt(guard.commit().await));
         outer.batch_execute("SELECT 1").await?;
         drop(outer);
         let mut guard = lease.guard(&mut client).await?;
@@ -203,41 +214,34 @@ async fn an_error_of_the_commit_is_the_works_own() {
     let mut outer = client.transaction().await.unwrap();
     let guard = lease.guard(&mut outer).await.unwrap();
     guard.batch_execute("COMMIT").await.unwrap();
-    let error = guard.commit().await.unwrap_err();
-    assert!(matches!(error, Error::TransactionLost { in_doubt: true, .. }), "{error:?}");
+    assert!(in_doubt(guard.commit().await));
     drop(outer);
     let guard = lease.guard(&mut client).await.unwrap();
     guard.batch_execute("COMMIT; BEGIN; CREATE TABLE unguarded ()").await.unwrap();
-    let error = guard.commit().await.unwrap_err();
-    assert!(matches!(error, Error::TransactionLost { in_doubt: true, .. }), "{error:?}");
+    assert!(in_doubt(guard.commit().await));
     assert_eq!(shop.sql("SELECT count(*) FROM pg_class WHERE relname = 'unguarded'").await, "0");
     // In a session that presents the token in all its transactions.
     client.batch_execute(&format!("SET pg_fence.token = {}", lease.token())).await.unwrap();
     let guard = lease.guard(&mut client).await.unwrap();
     guard.batch_execute("ROLLBACK").await.unwrap();
-    let error = guard.commit().await.unwrap_err();
-    assert!(matches!(error, Error::TransactionLost { in_doubt: true, .. }), "{error:?}");
+    assert!(in_doubt(guard.commit().await));
     let guard = lease.guard(&mut client).await.unwrap();
     guard.batch_execute("ROLLBACK; BEGIN").await.unwrap();
-    let error = guard.commit_and_release().await.unwrap_err();
-    assert!(matches!(error, Error::TransactionLost { in_doubt: true, .. }), "{error:?}");
+    assert!(in_doubt(guard.commit_and_release().await));
     let lease = shop.lease().await;
     // A connection that a statement has opened in the server, and the guard's own.
     let guard = lease.guard(&mut client).await.unwrap();
     let dblink = guard.batch_execute("DO $$ BEGIN RAISE SQLSTATE '08001'; END $$").await;
     assert!(matches!(dblink, Err(Error::Other(_))), "{dblink:?}");
-    let error = guard.commit_and_release().await.unwrap_err();
-    assert!(matches!(error, Error::TransactionLost { in_doubt: false, .. }), "{error:?}");
+    assert!(!in_doubt(guard.commit_and_release().await));
     let guard = lease.guard(&mut client).await.unwrap();
     let ended = guard.batch_execute("SELECT pg_terminate_backend(pg_backend_pid())").await;
-    assert!(matches!(ended, Err(Error::TransactionLost { in_doubt: false, .. })), "{ended:?}");
+    assert!(!in_doubt(ended));
     while !guard.client().is_closed() {
         sleep(SHORT / 100).await;
     }
-    let error = guard.commit().await.unwrap_err();
-    assert!(matches!(error, Error::TransactionLost { in_doubt: false, .. }), "{error:?}");
-    let error = lease.guard(&mut client).await.err().unwrap();
-    assert!(matches!(error, Error::TransactionLost { in_doubt: false, .. }), "{error:?}");
+    assert!(!in_doubt(guard.commit().await));
+    assert!(!in_doubt(lease.guard(&mut client).await));
 }
 
 /// Returns a connection through a proxy that gives the server's errors this severity.
@@ -343,10 +347,7 @@ async fn a_logger_may_check_a_lease_and_panic() {
 /// A statement that the program gives up ends, too, and its connection can be used again.
 #[tokio::test]
 async fn a_loss_ends_the_statement_that_hangs() {
-    let shop = Shop::new().await;
-    // On the driver's connection, which a loss does not cut.
-    let (mut client, connection) = tokio_postgres::connect(&url(), NoTls).await.unwrap();
-    tokio::spawn(connection);
+    let (shop, mut client) = (Shop::new().await, uncut_client().await);
     let lease = shop.lost_soon().await;
     let guard = lease.guard(&mut client).await.unwrap();
     assert_eq!(lost(guard.batch_execute(HANG).await), Reason::AtMost);
@@ -551,10 +552,7 @@ async fn a_row_is_a_lease() {
 /// The guard's own statement waits for a row that another transaction has locked.
 #[tokio::test]
 async fn a_loss_ends_a_guard_that_waits_for_a_lock() {
-    let shop = Shop::new().await;
-    // On the driver's connection, which a loss does not cut.
-    let (mut client, connection) = tokio_postgres::connect(&url(), NoTls).await.unwrap();
-    tokio::spawn(connection);
+    let (shop, mut client) = (Shop::new().await, uncut_client().await);
     let table = "DROP TABLE IF EXISTS runs; CREATE TABLE runs (id int PRIMARY KEY);
         INSERT INTO runs VALUES (1); SELECT fence_protect('runs', deadline => 'held_until');
         UPDATE runs SET held_until = clock_timestamp() + '5 min' RETURNING fence";
