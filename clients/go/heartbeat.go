@@ -92,34 +92,29 @@ func (h *heartbeat) input(answerTo int, decide func()) {
 	} else {
 		h.timer.Stop()
 	}
-	if len(h.reports) > 0 && !h.isReporting {
-		h.isReporting = true
-		go h.report()
+	if !h.isReporting {
+		h.report()
 	}
 	h.mu.Unlock()
 }
 
-// report runs the reports, in one goroutine at a time, so that they stay in their order. The
-// goroutine does nothing else: functions of the program may block, or take a lock that it holds
-// while it calls the fence.
+// report runs the first report in a goroutine of its own, and then the next, so that they stay in
+// their order. A function of the program may block, take a lock that it holds while it calls the
+// fence, or end the goroutine (runtime.Goexit, as t.FailNow does). The caller has the lock.
 func (h *heartbeat) report() {
-	isDone := false
-	defer func() {
-		if !isDone {
-			// The function has ended the goroutine (runtime.Goexit, as t.FailNow does).
-			go h.report()
-		}
-	}()
-	h.mu.Lock()
-	for len(h.reports) > 0 {
-		next := h.reports[0]
-		h.reports = h.reports[1:]
-		h.mu.Unlock()
-		recovered(next)
-		h.mu.Lock()
+	if h.isReporting = len(h.reports) > 0; !h.isReporting {
+		return
 	}
-	h.isReporting, isDone = false, true
-	h.mu.Unlock()
+	next := h.reports[0]
+	h.reports = h.reports[1:]
+	go func() {
+		defer func() {
+			h.mu.Lock()
+			defer h.mu.Unlock()
+			h.report()
+		}()
+		recovered(next)
+	}()
 }
 
 // recovered calls a function of the program, and logs its panic.
