@@ -505,28 +505,10 @@ final class Heartbeat {
         return states.remaining(Clock.now(), lease.key);
     }
 
+    /** Releases a lease, and waits for its end. An interrupt does not end the wait. */
     void release(Lease lease) {
         input(states -> states.release(lease.key));
-        awaitEnd(lease.ended);
-    }
-
-    /**
-     * Waits for the end of a lease or of the fence; an interrupt does not end the wait. The wait
-     * ticks, too, as there may be no thread that watches the time.
-     */
-    private void awaitEnd(CompletableFuture<Void> ended) {
-        boolean isInterrupted = false;
-        while (!ended.isDone()) {
-            try {
-                getWithin(LeaseStates.CHECK_INTERVAL, ended);
-                input(TICK);
-            } catch (InterruptedException later) {
-                isInterrupted = true;
-            }
-        }
-        if (isInterrupted) {
-            Thread.currentThread().interrupt();
-        }
+        lease.ended.join();
     }
 
     /** Renews leases at once, and waits until each is renewed or lost. */
@@ -564,7 +546,7 @@ final class Heartbeat {
     void close() {
         isClosing = true;
         input(LeaseStates::close);
-        awaitEnd(closed);
+        closed.join();
         if (notifier == Thread.currentThread()) {
             return;
         }
