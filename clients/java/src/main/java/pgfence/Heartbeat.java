@@ -24,7 +24,7 @@ final class Heartbeat {
 
     // In milliseconds.
     private static final long SHORTEST_IDLE = 250, POLL_INTERVAL = 100;
-    private static final long CAUSE_TIMEOUT = 250, LAST_EVENTS_TIMEOUT = 1000;
+    private static final long LAST_EVENTS_TIMEOUT = 1000;
     static final Consumer<LeaseStates> TICK = states -> {};
 
     /** For an acquire that only an interrupt stops. */
@@ -447,11 +447,8 @@ final class Heartbeat {
         }
     }
 
-    private Throwable errorOf(Acquire acquire, Reply reply) throws InterruptedException {
+    private Throwable errorOf(Acquire acquire, Reply reply) {
         List<String> names = acquire.names;
-        // If the call was cut just now, its error, which says where it hung, comes a little later.
-        awaitCondition(
-                reply.error.startsWith("No") ? CAUSE_TIMEOUT : 0, () -> acquire.cause != null);
         Throwable cause = acquire.cause;
         return switch (reply.error) {
             case "LeaseTaken" ->
