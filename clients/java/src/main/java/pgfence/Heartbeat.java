@@ -239,7 +239,10 @@ final class Heartbeat {
                 lease = acquire.lease = new Lease(this, states.lease(event.key()), acquire);
                 leases.put(event.key(), lease);
             }
-            case RENEWED -> lease.renewals++;
+            case RENEWED -> {
+                lease.renewed.complete(null);
+                lease.renewed = new CompletableFuture<>();
+            }
             case LOST -> {
                 leases.remove(event.key());
                 lease.end(event.reason(), event.advice());
@@ -438,15 +441,6 @@ final class Heartbeat {
         }
     }
 
-    /** Waits until a condition holds, for at most {@code limit} milliseconds. */
-    private synchronized void awaitCondition(long limit, BooleanSupplier holds)
-            throws InterruptedException {
-        long until = Clock.now() + limit;
-        for (long left = limit; left > 0 && !holds.getAsBoolean(); left = until - Clock.now()) {
-            wait(left);
-        }
-    }
-
     private Throwable errorOf(Acquire acquire, Reply reply) {
         List<String> names = acquire.names;
         Throwable cause = acquire.cause;
@@ -510,14 +504,16 @@ final class Heartbeat {
 
     /** Renews leases at once, and waits until each is renewed or lost. */
     void renew(List<Lease> suspects) {
-        Map<Lease, Integer> before = new HashMap<>();
+        CompletableFuture<?>[] known;
         synchronized (this) {
-            suspects.forEach(lease -> before.put(lease, lease.renewals));
+            known =
+                    suspects.stream()
+                            .map(lease -> CompletableFuture.anyOf(lease.renewed, lease.ended))
+                            .toArray(CompletableFuture[]::new);
         }
         input(states -> states.suspect(keys(suspects)));
-        Predicate<Lease> isKnown = one -> one.renewals > before.get(one) || one.reason != null;
         try {
-            awaitCondition(LeaseStates.LONGEST_CALL, () -> suspects.stream().allMatch(isKnown));
+            getWithin(LeaseStates.LONGEST_CALL, CompletableFuture.allOf(known));
         } catch (InterruptedException interrupt) {
             Thread.currentThread().interrupt();
         }

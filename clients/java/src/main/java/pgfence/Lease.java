@@ -26,7 +26,8 @@ public final class Lease extends Holding implements AutoCloseable {
     private volatile String advice;
 
     // The fields below are guarded by the heartbeat's lock.
-    int renewals;
+    /** Completes at the next renewal. */
+    CompletableFuture<Void> renewed = new CompletableFuture<>();
 
     /** The connections with a transaction that the lease guards, once for each guard. */
     final List<Connection> guards = new ArrayList<>();
