@@ -656,14 +656,11 @@ struct GiveUpOnDrop {
 
 impl Drop for GiveUpOnDrop {
     fn drop(&mut self) {
-        if self.has_reply {
-            return;
+        if !self.has_reply {
+            self.heartbeat.input(|states| {
+                states.give_up(self.id);
+                states.release(self.id);
+            });
         }
-        let inner = lock(&self.heartbeat.inner);
-        let is_pending = inner.acquires.contains_key(&self.id);
-        self.heartbeat.locked_input(inner, 0, |states| match is_pending {
-            true => states.give_up(self.id),
-            false => states.release(self.id),
-        });
     }
 }
