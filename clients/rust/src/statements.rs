@@ -4,7 +4,7 @@ use crate::errors::Error;
 use crate::lease_state::{Answer, Call, Id, NEVER, Operation, Options, Outcome, Pairs};
 use serde_json::{Value, json};
 use std::hash::{BuildHasher, RandomState};
-use std::sync::{Mutex, PoisonError};
+use std::sync::LazyLock;
 use std::time::Duration;
 use tokio_postgres::Row;
 use tokio_postgres::types::{ToSql, Type};
@@ -107,23 +107,23 @@ fn interval(millis: i64) -> String {
     format!("{millis} milliseconds")
 }
 
-/// Returns a holder that no other acquire has: the host, the process and a random number.
+/// Returns a holder that no other acquire has.
 pub(crate) fn unique_holder() -> String {
-    let host = nix::sys::utsname::uname();
-    let host = host.as_ref().map(|host| host.nodename().to_string_lossy()).unwrap_or_default();
-    let random = RandomState::new().hash_one(()) as u32;
-    format!("{host}/{}/{random:08x}", std::process::id())
+    holder(&RandomState::new())
 }
 
 /// Returns the holder of adopted leases, unless the program names it: all fences of this process
 /// have the same. A forked process has another.
 pub(crate) fn holder_of_process() -> String {
-    static HOLDER: Mutex<(u32, String)> = Mutex::new((0, String::new()));
-    let mut holder = HOLDER.lock().unwrap_or_else(PoisonError::into_inner);
-    if holder.0 != std::process::id() {
-        *holder = (std::process::id(), unique_holder());
-    }
-    holder.1.clone()
+    static RANDOM: LazyLock<RandomState> = LazyLock::new(RandomState::new);
+    holder(&RANDOM)
+}
+
+/// Returns the host, the process and a random number.
+fn holder(random: &RandomState) -> String {
+    let host = nix::sys::utsname::uname();
+    let host = host.as_ref().map(|host| host.nodename().to_string_lossy()).unwrap_or_default();
+    format!("{host}/{}/{:08x}", std::process::id(), random.hash_one(()) as u32)
 }
 
 /// Adds the schema to the extension's functions in a statement. Only the beginning of a word is the
