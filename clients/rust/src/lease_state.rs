@@ -1447,7 +1447,7 @@ fn cause(error: Option<ErrorType>, code: &str, is_of_acquire: bool) -> &'static 
 }
 
 /// Where a guarded transaction has failed, as `clients/spec/errors.md` says.
-#[derive(Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub enum GuardStage {
     Open,
     Begin,
@@ -1458,7 +1458,7 @@ pub enum GuardStage {
 }
 
 /// A guard's own session, as the driver shows it.
-#[derive(Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Session {
     Open,
     Closed,
@@ -1466,7 +1466,7 @@ pub enum Session {
 }
 
 /// What guards a transaction.
-#[derive(Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub enum GuardedBy {
     Names,
     /// Rows of a table alone.

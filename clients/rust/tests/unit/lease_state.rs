@@ -3,6 +3,7 @@
 use super::*;
 use serde_json::{Value, json};
 use std::collections::HashMap;
+use std::fmt::Debug;
 use std::path::{Path, PathBuf};
 
 #[test]
@@ -162,14 +163,9 @@ impl Player {
             "give_up" => Box::new(move |states| states.give_up(acquire)),
             "release" => Box::new(move |states| states.release(key)),
             "last_transaction" => {
-                let stage = match arguments["stage"].as_str().expect("a stage") {
-                    "begins" => Stage::Begins,
-                    "committed" => Stage::Committed,
-                    "rolled back" => Stage::RolledBack,
-                    "in doubt" => Stage::InDoubt,
-                    "inner" => Stage::Inner,
-                    other => panic!("there is no stage {other}"),
-                };
+                use Stage::{Begins, Committed, InDoubt, Inner, RolledBack};
+                let stages = [Begins, Committed, RolledBack, InDoubt, Inner];
+                let stage = named(&arguments["stage"], stages);
                 Box::new(move |states| states.last_transaction(&keys, stage))
             }
             "row_locked" => Box::new(move |states| states.row_locked(key)),
@@ -339,27 +335,11 @@ impl Player {
 
 /// Returns what follows from an error in a guarded transaction.
 fn failure_of(arguments: &Value) -> Value {
-    let stage = match arguments["stage"].as_str().expect("a stage") {
-        "open" => GuardStage::Open,
-        "begin" => GuardStage::Begin,
-        "work" => GuardStage::Work,
-        "check" => GuardStage::Check,
-        "release" => GuardStage::Release,
-        "commit" => GuardStage::Commit,
-        other => panic!("there is no stage {other}"),
-    };
-    let session = match arguments["session"].as_str() {
-        None | Some("open") => Session::Open,
-        Some("closed") => Session::Closed,
-        Some("unknown") => Session::Unknown,
-        Some(other) => panic!("there is no session that is {other}"),
-    };
-    let of = match arguments["of"].as_str() {
-        None | Some("names") => GuardedBy::Names,
-        Some("rows") => GuardedBy::Rows,
-        Some("adopted") => GuardedBy::Adopted,
-        Some(other) => panic!("nothing is guarded by {other}"),
-    };
+    use GuardStage::{Begin, Check, Commit, Open, Release, Work};
+    let stage = named(&arguments["stage"], [Open, Begin, Work, Check, Release, Commit]);
+    let sessions = [Session::Open, Session::Closed, Session::Unknown];
+    let session = named(&arguments["session"], sessions);
+    let of = named(&arguments["of"], [GuardedBy::Names, GuardedBy::Rows, GuardedBy::Adopted]);
     let (code, is) = (text(&arguments["code"]), |what: &str| arguments[what] == true);
     let (is_fatal, is_inner, is_lost) = (is("is_fatal"), is("is_inner"), is("is_lost"));
     let failure = guard_failed(stage, &code, is_fatal, session, of, is_inner, is_lost);
@@ -373,6 +353,13 @@ fn failure_of(arguments: &Value) -> Value {
         "in_doubt": failure.in_doubt, "last": last, "suspect": failure.suspect,
         "again": failure.again,
     })
+}
+
+/// Returns the value that has this name here in one word, or the first one if no name is given.
+fn named<T: Debug, const COUNT: usize>(name: &Value, values: [T; COUNT]) -> T {
+    let word = text(name).replace(' ', "");
+    let is_named = |one: &T| name.is_null() || format!("{one:?}").eq_ignore_ascii_case(&word);
+    values.into_iter().find(is_named).unwrap_or_else(|| panic!("there is no {name}"))
 }
 
 /// Returns the type of this name, if `LeadState` distinguishes it.
