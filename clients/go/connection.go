@@ -159,9 +159,7 @@ func opener(source any) func(context.Context) (Conn, error) {
 		}
 		// The fence has no pool of its own: a call that hangs or panics in a pool cannot be ended.
 		config := pool.ConnConfig.Copy()
-		// The server would refuse binary_parameters, which is a setting of lib/pq. Go's strings are
-		// UTF-8, whatever encoding the role has set.
-		delete(config.RuntimeParams, "binary_parameters")
+		// Go's strings are UTF-8, whatever encoding the role has set.
 		config.RuntimeParams["client_encoding"] = "UTF8"
 		hosts := map[string]bool{config.Host: true}
 		for _, other := range config.Fallbacks {
