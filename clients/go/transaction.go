@@ -103,20 +103,19 @@ func beginPgx(from Pgx, work PgxWork) beginFunc {
 		case *pgxpool.Conn:
 			source = pool.Conn()
 		}
+		begin, isChecked := source.Begin, true
 		switch source := source.(type) {
 		case *pgx.Conn:
 			if t.conn = source; !source.IsClosed() && source.PgConn().TxStatus() != 'I' {
 				return errInTransaction
 			}
+			begin = func(ctx context.Context) (pgx.Tx, error) {
+				return source.BeginTx(ctx, pgx.TxOptions{CommitQuery: checkedCommit})
+			}
 		case pgx.Tx:
 			t.conn, t.isInner = source.Conn(), true
-		}
-		begin, isChecked := source.Begin, t.isInner
-		if own, ok := source.(*pgx.Conn); ok {
-			isChecked = true
-			begin = func(ctx context.Context) (pgx.Tx, error) {
-				return own.BeginTx(ctx, pgx.TxOptions{CommitQuery: checkedCommit})
-			}
+		default:
+			isChecked = false
 		}
 		tx, err := begin(ctx)
 		if err != nil {
