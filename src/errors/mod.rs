@@ -312,6 +312,12 @@ pub fn lock_table_full() -> Report {
     )
 }
 
+/// Adds to 53200 how to end more grants of one lease than a transaction may lock.
+pub fn evict_in_portions(no_room: Report) -> Report {
+    let hint = "End the lease's grants by lease_evict, some in each transaction, or raise max_locks_per_transaction.";
+    Report { hint: hint.into(), ..no_room }
+}
+
 /// 55P03: the wait in a lease's queue exceeded `lock_timeout`, in PostgreSQL's own words.
 pub fn lock_timeout() -> Report {
     Report::new(SqlState::LockNotAvailable, "canceling statement due to lock timeout".into(), "")

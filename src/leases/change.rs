@@ -3,7 +3,7 @@
 use super::known::{check_role, greatest, may_know_of, of_token, refuse_adopted};
 use super::locks::{Locked, Locks};
 use super::{queue, session_leases};
-use crate::errors::Report;
+use crate::errors::{self, Report};
 use crate::pg::session::clock;
 use crate::pg::session::commit;
 use crate::pg::session::xact;
@@ -92,7 +92,8 @@ pub fn revoke(
     let grants = loop {
         let slots: BTreeSet<i32> = held().map(|(slot, _)| slot).collect();
         let lock = |slot: &i32| Locked::grant(table, name, *slot, CHANGE, is_held).transpose();
-        let grants = slots.iter().filter_map(lock).collect::<Result<Vec<_>, _>>()?;
+        let grants = slots.iter().filter_map(lock).collect::<Result<Vec<_>, _>>();
+        let grants = grants.map_err(errors::evict_in_portions)?;
         let in_flight = || held().filter(|(slot, _)| slots.contains(slot)).find_map(|(_, w)| w);
         let unlocked_writer =
             grants.iter().find_map(|one| one.row.open_writer()).or_else(in_flight);

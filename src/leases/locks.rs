@@ -127,8 +127,7 @@ impl<'a> Locked<'a> {
         slot: i32,
         wanted: impl Fn(&Row) -> bool,
     ) -> Option<Self> {
-        let mut rows = table.rows(locks.name, AsOf::Now).into_iter();
-        let row = rows.find(|row| row.grant.slot == slot && wanted(row))?;
+        let row = table.rows_in_slot(locks.name, slot, AsOf::Now).into_iter().find(wanted)?;
         Some(Locked { row, locks })
     }
 

@@ -146,18 +146,31 @@ impl LeaseTable {
 
     /// The rows of a lease, in the order of their slots.
     pub fn rows(&self, name: &[u8], as_of: AsOf) -> Vec<Row> {
+        self.search(name, None, as_of)
+    }
+
+    /// The rows of one slot of a lease. A lease may have thousands of grants, so a call that is about one of them does
+    /// not read all.
+    pub fn rows_in_slot(&self, name: &[u8], slot: i32, as_of: AsOf) -> Vec<Row> {
+        self.search(name, Some(slot), as_of)
+    }
+
+    fn search(&self, name: &[u8], slot: Option<i32>, as_of: AsOf) -> Vec<Row> {
         let name = text_datum(name);
         let index = self.index().unwrap_or_else(|report| raise::now(report)).relation;
         let mut found = Vec::with_capacity(1);
         let scan = |snapshot| {
-            let mut key = pg_sys::ScanKeyData::default();
-            // SAFETY: both relations are open, the snapshot outlives the scan, and the key's type and collation are
-            // those of the index's first column. A tuple is copied while its page is pinned.
+            let mut keys = [pg_sys::ScanKeyData::default(); 2];
+            let count = 1 + i32::from(slot.is_some());
+            // SAFETY: both relations are open, the snapshot outlives the scan, and the keys' types and collation are
+            // those of the index's first two columns. A tuple is copied while its page is pinned.
             unsafe {
                 let equal = pg_sys::BTEqualStrategyNumber as u16;
-                raw::ScanKeyInit(&mut key, 1, equal, pg_sys::F_TEXTEQ.into(), name);
-                let table = self.relation();
-                let scan = raw::systable_beginscan_ordered(table, index, snapshot, 1, &mut key);
+                raw::ScanKeyInit(&mut keys[0], 1, equal, pg_sys::F_TEXTEQ.into(), name);
+                let slot = slot.unwrap_or_default().into();
+                raw::ScanKeyInit(&mut keys[1], 2, equal, pg_sys::F_INT4EQ.into(), slot);
+                let (table, keys) = (self.relation(), keys.as_mut_ptr());
+                let scan = raw::systable_beginscan_ordered(table, index, snapshot, count, keys);
                 loop {
                     let forward = pg_sys::ScanDirection::ForwardScanDirection;
                     let tuple = raw::systable_getnext_ordered(scan, forward);
