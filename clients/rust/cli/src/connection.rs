@@ -58,16 +58,18 @@ impl Options {
 
     fn settings(&self, environment: &Environment) -> Result<Settings> {
         let mut settings = Settings::default();
-        let named = self.dbname.as_deref().unwrap_or_default();
-        if conninfo::is_one(named) {
-            settings.add_all(conninfo::parse(named)?)?;
-        } else if !named.is_empty() {
-            settings.add("dbname", named)?;
-        }
-        for (name, value) in [("host", &self.host), ("port", &self.port), ("user", &self.username)]
-        {
-            if let Some(value) = value {
-                settings.add(name, value)?;
+        let named = [
+            ("host", &self.host),
+            ("port", &self.port),
+            ("user", &self.username),
+            ("dbname", &self.dbname),
+        ];
+        for (name, value) in named {
+            // As for psql, an option that is empty says nothing, and a connection string goes before the other options.
+            let Some(value) = value.as_deref().filter(|value| !value.is_empty()) else { continue };
+            match name {
+                "dbname" if conninfo::is_one(value) => settings.add_all(conninfo::parse(value)?)?,
+                _ => settings.add(name, value)?,
             }
         }
         settings.complete(environment)?;

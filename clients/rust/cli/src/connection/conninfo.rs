@@ -26,20 +26,25 @@ fn malformed(what: &str) -> Failure {
     Failure::usage(format!("the connection string cannot be read: {what}"))
 }
 
+/// What C's `isspace` takes for a space: no character beyond ASCII.
+fn is_space(character: char) -> bool {
+    character.is_ascii_whitespace() || character == '\x0b'
+}
+
 /// `key = value`, where a value with spaces is in single quotes and `\` takes the next character as it is.
 fn keywords(text: &str) -> Result<Pairs> {
     let mut pairs = Vec::new();
-    let mut rest = text.trim_start();
+    let mut rest = text.trim_start_matches(is_space);
     while !rest.is_empty() {
         let (key, value) =
             rest.split_once('=').ok_or_else(|| malformed(&format!("no = after \"{rest}\"")))?;
-        let key = key.trim();
-        if key.is_empty() || key.contains(char::is_whitespace) {
+        let key = key.trim_end_matches(is_space);
+        if key.is_empty() || key.contains(is_space) {
             return Err(malformed(&format!("\"{key}\" is no keyword")));
         }
-        let (value, after) = value_of(value.trim_start())?;
+        let (value, after) = value_of(value.trim_start_matches(is_space))?;
         pairs.push((key.to_owned(), value));
-        rest = after.trim_start();
+        rest = after.trim_start_matches(is_space);
     }
     Ok(pairs)
 }
@@ -55,7 +60,7 @@ fn value_of(text: &str) -> Result<(String, &str)> {
         match character {
             '\\' => value.extend(characters.next().map(|(_, next)| next)),
             '\'' if is_quoted => return Ok((value, &text[at + 1..])),
-            _ if character.is_whitespace() && !is_quoted => return Ok((value, &text[at..])),
+            _ if is_space(character) && !is_quoted => return Ok((value, &text[at..])),
             _ => value.push(character),
         }
     }
@@ -67,48 +72,67 @@ fn value_of(text: &str) -> Result<(String, &str)> {
 
 /// `user:password@host:port,host:port/dbname?key=value&…`, all of it optional.
 fn url(text: &str) -> Result<Pairs> {
-    let (text, query) = text.split_once('?').unwrap_or((text, ""));
-    let (place, dbname) = text.split_once('/').unwrap_or((text, ""));
-    let (who, hosts) = match place.rsplit_once('@') {
-        Some((who, hosts)) => (who, hosts),
-        None => ("", place),
+    // A user ends at the first @, if no / comes before it: not at a ?, which a password may hold.
+    let (who, text) = match text.find(['@', '/']) {
+        Some(at) if text[at..].starts_with('@') => (&text[..at], &text[at + 1..]),
+        _ => ("", text),
     };
+    let (text, query) = text.split_once('?').unwrap_or((text, ""));
+    let (hosts, dbname) = text.split_once('/').unwrap_or((text, ""));
     let (user, password) = who.split_once(':').unwrap_or((who, ""));
+    let hosts: Vec<_> = hosts.split(',').map(host_and_port).collect::<Result<_>>()?;
+    // An item that is empty is as usual.
+    let (names, ports): (Vec<&str>, Vec<&str>) = hosts.into_iter().unzip();
+    let (names, ports) = (names.join(","), ports.join(","));
     let mut pairs = Vec::new();
-    let mut add = |key: &str, value: &str| -> Result<()> {
+    for (key, value) in [
+        ("user", user),
+        ("password", password),
+        ("dbname", dbname),
+        ("host", &names),
+        ("port", &ports),
+    ] {
         if !value.is_empty() {
             pairs.push((key.to_owned(), decoded(value)?));
         }
-        Ok(())
-    };
-    add("user", user)?;
-    add("password", password)?;
-    add("dbname", dbname)?;
-    // An item that is empty is as usual.
-    let (names, ports): (Vec<&str>, Vec<&str>) = hosts.split(',').map(host_and_port).unzip();
-    add("host", &names.join(","))?;
-    add("port", &ports.join(","))?;
-    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-        let (key, value) =
-            pair.split_once('=').ok_or_else(|| malformed(&format!("no = in \"{pair}\"")))?;
-        match (key, value) {
+    }
+    // A value that is empty is said, too.
+    for pair in query.strip_suffix('&').unwrap_or(query).split('&').filter(|_| !query.is_empty()) {
+        let pair = match pair.split_once('=') {
+            Some((key, value)) if !value.contains('=') => (decoded(key)?, decoded(value)?),
+            _ => return Err(malformed(&format!("\"{pair}\" is not key=value"))),
+        };
+        pairs.push(match (&*pair.0, &*pair.1) {
             // As JDBC writes it, which libpq takes, too.
-            ("ssl", "true") => add("sslmode", "require")?,
-            _ => add(&decoded(key)?, value)?,
-        }
+            ("ssl", "true") => ("sslmode".to_owned(), "require".to_owned()),
+            _ => pair,
+        });
     }
     Ok(pairs)
 }
 
 /// An IPv6 address is in brackets.
-fn host_and_port(text: &str) -> (&str, &str) {
-    if let Some((address, rest)) = text.strip_prefix('[').and_then(|text| text.split_once(']')) {
-        return (address, rest.trim_start_matches(':'));
+fn host_and_port(text: &str) -> Result<(&str, &str)> {
+    let Some(inner) = text.strip_prefix('[') else {
+        return Ok(text.split_once(':').unwrap_or((text, "")));
+    };
+    match inner.split_once(']') {
+        Some((address, "")) if !address.is_empty() => Ok((address, "")),
+        Some((address, rest)) if !address.is_empty() && rest.starts_with(':') => {
+            Ok((address, &rest[1..]))
+        }
+        _ => Err(malformed(&format!("\"{text}\" is no IPv6 address in brackets"))),
     }
-    text.rsplit_once(':').unwrap_or((text, ""))
 }
 
+/// Decodes `%xx`. A `%` without two digits would be kept by the decoder, and name another database than libpq's error.
 fn decoded(text: &str) -> Result<String> {
+    for token in text.split('%').skip(1) {
+        let is_byte = token.get(..2).is_some_and(|digits| u8::from_str_radix(digits, 16).is_ok());
+        if !is_byte || token.starts_with(['+', '-']) || token.starts_with("00") {
+            return Err(malformed(&format!("\"%{token}\" begins with no byte in hexadecimal")));
+        }
+    }
     let decoded = percent_decode_str(text).decode_utf8();
     Ok(decoded.map_err(|_| malformed("it is no UTF-8"))?.into_owned())
 }
@@ -129,6 +153,10 @@ mod tests {
             ["host=db1,db2", "port=5433", r"password=it's a \ secret", "dbname=a b", "user="]
         );
         assert_eq!(read("  "), [""; 0]);
+        assert_eq!(
+            read("user=a\u{a0}b\u{3000}c\x0bdbname=d"),
+            ["user=a\u{a0}b\u{3000}c", "dbname=d"]
+        );
         for bad in ["host=a dbname", "a b=c", "user='x"] {
             assert!(parse(bad).is_err(), "{bad}");
         }
@@ -152,7 +180,19 @@ mod tests {
         assert_eq!(read("postgres://db1,db2"), ["host=db1,db2", "port=,"]);
         assert_eq!(read("postgres:///shop?host=/tmp"), ["dbname=shop", "host=/tmp"]);
         assert_eq!(read("postgres://%2Ftmp/shop"), ["dbname=shop", "host=/tmp"]);
-        assert!(parse("postgres://db/shop?sslmode").is_err());
+        assert_eq!(read("postgres://me:p?w@db"), ["user=me", "password=p?w", "host=db"]);
+        assert_eq!(
+            read("postgres://db/shop?user=a@b&port=&"),
+            ["dbname=shop", "host=db", "user=a@b", "port="]
+        );
+        for bad in
+            ["db/a%zz", "db/a%2", "db/a%+1", "db/%00", "db?sslmode", "db?options=a=b", "db?&user=a"]
+        {
+            assert!(parse(&format!("postgres://{bad}")).is_err(), "{bad}");
+        }
+        for bad in ["[]", "[::1", "[::1]5432"] {
+            assert!(parse(&format!("postgres://{bad}/shop")).is_err(), "{bad}");
+        }
     }
 
     #[test]

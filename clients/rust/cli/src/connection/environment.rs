@@ -31,14 +31,14 @@ impl Environment {
         Ok(Environment(all))
     }
 
-    /// A variable that is empty counts as one that is not set.
     pub fn get(&self, name: &str) -> Option<&str> {
-        self.0.get(name).map(String::as_str).filter(|value| !value.is_empty())
+        self.0.get(name).map(String::as_str)
     }
 
     pub fn home(&self) -> Option<PathBuf> {
         let of_user = || Some(User::from_uid(geteuid()).ok()??.dir);
-        self.get("HOME").map(PathBuf::from).or_else(of_user)
+        let home = self.get("HOME").filter(|path| !path.is_empty());
+        home.map(PathBuf::from).or_else(of_user)
     }
 }
 

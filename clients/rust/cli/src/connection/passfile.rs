@@ -11,35 +11,40 @@ pub fn password(path: &Path, host: &str, port: &str, dbname: &str, user: &str) -
         crate::say(&format!("{} is left out: others may read it (chmod 600)", path.display()));
         return None;
     }
-    let text = fs::read_to_string(path).ok()?;
-    text.lines().find_map(|line| password_in(line, &[host, port, dbname, user]))
+    // Of other lines than ours it does not matter what they are encoded in.
+    let bytes = fs::read(path).ok()?;
+    let text = String::from_utf8_lossy(&bytes);
+    let found = text.lines().find_map(|line| password_in(line, &[host, port, dbname, user]));
+    found.filter(|password| !password.is_empty())
 }
 
 fn password_in(line: &str, wanted: &[&str; 4]) -> Option<String> {
-    if line.starts_with('#') {
-        return None;
+    let mut rest = line;
+    for wanted in wanted {
+        rest = match rest.strip_prefix("*:") {
+            Some(after) => after,
+            None => {
+                let (field, after) = field(rest);
+                after.filter(|_| field == *wanted)?
+            }
+        };
     }
-    let fields = fields(line);
-    let [places @ .., password] = fields.as_slice() else { return None };
-    let fits = |(field, wanted): (&String, &&str)| field == "*" || field == wanted;
-    let is_whole = places.len() == wanted.len();
-    (is_whole && places.iter().zip(wanted).all(fits)).then(|| password.clone())
+    // A colon ends the password, too.
+    (!line.starts_with('#')).then(|| field(rest).0)
 }
 
-/// At colons; `\` takes the next character as it is.
-fn fields(line: &str) -> Vec<String> {
-    let mut fields = vec![String::new()];
-    let mut characters = line.chars();
-    while let Some(character) = characters.next() {
-        let last = fields.len() - 1;
+/// The text up to the next colon, and what follows that. `\` takes the next character as it is.
+fn field(text: &str) -> (String, Option<&str>) {
+    let mut field = String::new();
+    let mut characters = text.char_indices();
+    while let Some((at, character)) = characters.next() {
         match character {
-            '\\' => fields[last].extend(characters.next()),
-            // All that follows the fourth one is the password.
-            ':' if fields.len() < 5 => fields.push(String::new()),
-            _ => fields[last].push(character),
+            '\\' => field.push(characters.next().map_or('\\', |(_, next)| next)),
+            ':' => return (field, Some(&text[at + 1..])),
+            _ => field.push(character),
         }
     }
-    fields
+    (field, None)
 }
 
 #[cfg(test)]
@@ -51,7 +56,9 @@ mod tests {
         let wanted = ["db", "5432", "shop", "me"];
         let password = |line: &str| password_in(line, &wanted);
         assert_eq!(password("db:5432:shop:me:secret").as_deref(), Some("secret"));
-        assert_eq!(password(r"*:*:*:me:a\:b:c\\").as_deref(), Some(r"a:b:c\"));
+        assert_eq!(password(r"*:*:*:m\e:a\:b\\:c").as_deref(), Some(r"a:b\"));
+        assert_eq!(password(r"*:*:*:me:a\").as_deref(), Some(r"a\"));
+        assert_eq!(password(r"\*:*:*:me:secret"), None);
         assert_eq!(password("db:5433:*:me:secret"), None);
         assert_eq!(password("# *:*:*:*:secret"), None);
         assert_eq!(password("db:5432:shop:me"), None);

@@ -11,16 +11,17 @@ const SYSTEM: &str = "/etc/postgresql-common";
 
 /// The settings in the section of that name, in the user's own file or in the system's.
 pub fn find(name: &str, environment: &Environment) -> Result<Pairs> {
-    let own = environment.get("PGSERVICEFILE").map(PathBuf::from);
-    let own = own.or_else(|| environment.home().map(|home| home.join(".pg_service.conf")));
+    let named = environment.get("PGSERVICEFILE").map(PathBuf::from);
+    let own = || environment.home().map(|home| home.join(".pg_service.conf"));
+    let own = own().filter(|path| named.is_none() && path.exists());
     let system = environment.get("PGSYSCONFDIR").unwrap_or(SYSTEM);
-    let files = own.into_iter().chain([PathBuf::from(system).join("pg_service.conf")]);
-    for path in files {
-        let Ok(text) = fs::read_to_string(&path) else { continue };
+    let system = Some(PathBuf::from(system).join("pg_service.conf")).filter(|path| path.exists());
+    for path in named.into_iter().chain(own).chain(system) {
+        let of_file = |what: String| Failure::usage(format!("{}: {what}", path.display()));
+        // Not left out in silence: the service may be another one in the next file.
+        let text = fs::read_to_string(&path).map_err(|error| of_file(error.to_string()))?;
         if let Some(pairs) = section(&text, name) {
-            return pairs.map_err(|line| {
-                Failure::usage(format!("{}: \"{line}\" cannot be read", path.display()))
-            });
+            return pairs.map_err(|line| of_file(format!("\"{line}\" cannot be read")));
         }
     }
     Err(Failure::usage(format!("there is no service \"{name}\" in any service file")))
@@ -29,16 +30,17 @@ pub fn find(name: &str, environment: &Environment) -> Result<Pairs> {
 /// The lines of the section, or the first one that is malformed; nothing where there is no such section.
 fn section<'t>(text: &'t str, name: &str) -> Option<std::result::Result<Pairs, &'t str>> {
     let lines = text.lines().map(str::trim);
-    let mut lines = lines.skip_while(|line| *line != format!("[{name}]"));
+    let mut lines = lines.skip_while(|line| !line.starts_with(&format!("[{name}]")));
     lines.next()?;
     let lines = lines.take_while(|line| !line.starts_with('['));
     let lines = lines.filter(|line| !line.is_empty() && !line.starts_with('#'));
     Some(lines.map(pair).collect())
 }
 
+/// Spaces beside the = are part of the key or the value.
 fn pair(line: &str) -> std::result::Result<(String, String), &str> {
     let (key, value) = line.split_once('=').ok_or(line)?;
-    Ok((key.trim().to_owned(), value.trim().to_owned()))
+    Ok((key.to_owned(), value.to_owned()))
 }
 
 #[cfg(test)]
@@ -47,10 +49,11 @@ mod tests {
 
     #[test]
     fn a_section_ends_where_the_next_begins() {
-        let text = "# all\n[a]\nhost=one\n\n[b]\n # more\nhost = two\nport=5433\n[c]\nhost=three\n";
+        let text =
+            "# all\n[a]\nhost=one\n\n[b] # x\n # more\nhost= two \nport=5433\n[c]\nhost=three\n";
         let b = section(text, "b").unwrap().unwrap();
         let pair = |key: &str, value: &str| (key.to_owned(), value.to_owned());
-        assert_eq!(b, [pair("host", "two"), pair("port", "5433")]);
+        assert_eq!(b, [pair("host", " two"), pair("port", "5433")]);
         assert!(section(text, "d").is_none());
         assert_eq!(section("[a]\nhost", "a").unwrap(), Err("host"));
     }

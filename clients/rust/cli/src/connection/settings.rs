@@ -20,8 +20,30 @@ use tokio_postgres_rustls::MakeRustlsConnect;
 /// The name of connections that nobody has named.
 pub const APPLICATION_NAME: &str = "pg_fence";
 
-/// Where servers of this machine have their sockets: Debian's place, and PostgreSQL's own.
-const SOCKETS: &[&str] = &["/var/run/postgresql", "/tmp"];
+/// Where servers of this machine have their sockets: the packages' place if there is one, else PostgreSQL's own. Not
+/// wherever a socket is: anybody may make one in /tmp, as long as the server is down.
+fn sockets() -> &'static str {
+    const OF_PACKAGES: &str = "/var/run/postgresql";
+    if Path::new(OF_PACKAGES).is_dir() { OF_PACKAGES } else { "/tmp" }
+}
+
+/// The settings of which an empty value is an error. Any other means what is usual, and not what the environment says.
+const NEVER_EMPTY: &[&str] = &[
+    "service",
+    "channel_binding",
+    "connect_timeout",
+    "gssencmode",
+    "keepalives",
+    "keepalives_count",
+    "keepalives_idle",
+    "keepalives_interval",
+    "load_balance_hosts",
+    "sslcertmode",
+    "sslmode",
+    "sslnegotiation",
+    "target_session_attrs",
+    "tcp_user_timeout",
+];
 
 /// The kinds of servers. (To prefer a standby makes no sense for who takes leases.)
 const SESSIONS: &[(&str, TargetSessionAttrs)] = &[
@@ -41,10 +63,7 @@ pub struct Settings {
 
 impl Settings {
     pub fn add(&mut self, key: &str, value: &str) -> Result<()> {
-        let parameter = parameters::of(key);
-        let parameter =
-            parameter.ok_or_else(|| Failure::usage(format!("{key} is no connection setting")))?;
-        self.values.insert(parameter.keyword, value.to_owned());
+        self.values.insert(known(key)?, value.to_owned());
         Ok(())
     }
 
@@ -55,17 +74,17 @@ impl Settings {
     /// Fills in what has not been said: by the service, then the environment, then what is usual.
     pub fn complete(&mut self, environment: &Environment) -> Result<()> {
         self.home = environment.home();
-        let service = self.get("service").or_else(|| environment.get("PGSERVICE"));
-        if let Some(service) = service.map(str::to_owned) {
-            let mut of_service = Settings::default();
-            of_service.add_all(service::find(&service, environment)?)?;
-            if of_service.get("service").is_some() {
-                let nested =
-                    format!("the service \"{service}\" names another one: that is not supported");
-                return Err(Failure::usage(nested));
-            }
-            for (key, value) in of_service.values {
-                self.values.entry(key).or_insert(value);
+        let service = self.values.get("service").map(String::as_str);
+        if let Some(service) = service.or_else(|| environment.get("PGSERVICE")).map(str::to_owned) {
+            for (key, value) in service::find(&service, environment)? {
+                if key == "service" {
+                    let nested = format!(
+                        "the service \"{service}\" names another one: that is not supported"
+                    );
+                    return Err(Failure::usage(nested));
+                }
+                // Of two lines with one key the first counts.
+                self.default_to(known(&key)?, &value);
             }
         }
         for parameter in parameters::ALL {
@@ -77,18 +96,25 @@ impl Settings {
             self.default_to("sslmode", "require");
         }
         self.refuse_what_cannot_be_kept()?;
+        for key in NEVER_EMPTY {
+            if self.values.get(key).is_some_and(String::is_empty) {
+                return Err(unfit(key, ""));
+            }
+        }
         if self.get("user").is_none() {
             let uid = geteuid();
             let user = User::from_uid(uid).ok().flatten();
             let user = user.ok_or_else(|| Failure::usage(format!("user {uid} has no name: -U")))?;
             self.values.insert("user", user.name);
         }
-        self.default_to("port", "5432");
-        let user = self.get("user").unwrap_or_default().to_owned();
-        self.default_to("dbname", &user);
         let fallback = self.get("fallback_application_name").unwrap_or(APPLICATION_NAME);
-        let fallback = fallback.to_owned();
-        self.default_to("application_name", &fallback);
+        let usual =
+            [("dbname", self.get("user").unwrap_or_default()), ("application_name", fallback)];
+        for (key, value) in usual.map(|(key, value)| (key, value.to_owned())) {
+            if self.get(key).is_none() {
+                self.values.insert(key, value);
+            }
+        }
         Ok(())
     }
 
@@ -112,19 +138,19 @@ impl Settings {
         Ok(())
     }
 
+    /// The value, if it is not empty.
     fn get(&self, key: &str) -> Option<&str> {
         self.values.get(key).map(String::as_str).filter(|value| !value.is_empty())
     }
 
+    /// A value that is empty has been said, too.
     fn default_to(&mut self, key: &'static str, value: &str) {
-        if self.get(key).is_none() {
-            self.values.insert(key, value.to_owned());
-        }
+        self.values.entry(key).or_insert_with(|| value.to_owned());
     }
 
     /// The items of a list, as hosts and ports are.
     fn list(&self, key: &str) -> Vec<&str> {
-        self.get(key).map(|list| list.split(',').map(str::trim).collect()).unwrap_or_default()
+        self.get(key).map(|list| list.split(',').collect()).unwrap_or_default()
     }
 
     fn number<T: FromStr>(&self, key: &str) -> Result<Option<T>> {
@@ -150,7 +176,9 @@ impl Settings {
         let mut configs = Vec::new();
         for place in self.places()? {
             let mut config = self.at(&place)?;
-            config.ssl_mode(mode);
+            // A socket of this machine is never encrypted.
+            let is_socket = place.address.is_none() && place.host.starts_with('/');
+            config.ssl_mode(if is_socket { SslMode::Disable } else { mode });
             configs.push(config);
         }
         Ok((configs, tls))
@@ -162,7 +190,7 @@ impl Settings {
         let its = parameters::ALL.iter().filter(is_its).map(|one| one.keyword);
         let password = self.password(place);
         let of_place = [
-            ("host", place.host.as_deref()),
+            ("host", Some(&*place.host)),
             ("hostaddr", place.address.as_deref()),
             ("port", Some(&*place.port)),
             ("password", password.as_deref()),
@@ -208,13 +236,18 @@ impl Settings {
         let mut places = Vec::new();
         for at in 0..count {
             let port = given(&ports, at).unwrap_or_else(|| "5432".to_owned());
+            let port = port.trim().to_owned();
+            if port.parse() == Ok(0) {
+                return Err(unfit("port", &port));
+            }
             let address = given(&addresses, at);
-            let host = given(&hosts, at).or_else(|| {
-                let socket = format!(".s.PGSQL.{port}");
-                let has_it = |place: &&&str| Path::new(place).join(&socket).exists();
-                let usual = || *SOCKETS.iter().find(has_it).unwrap_or(&"localhost");
-                address.is_none().then(|| usual().to_owned())
-            });
+            let host = given(&hosts, at).or_else(|| address.clone());
+            let host = host.unwrap_or_else(|| sockets().to_owned());
+            // The driver would ask for the address of the first, and lose the zone of the second.
+            if host.starts_with('@') || host.contains('%') && !host.starts_with('/') {
+                let what = "an abstract socket or the zone of an IPv6 address is not supported";
+                return Err(Failure::usage(format!("\"{host}\": {what}")));
+            }
             places.push(Place { host, address, port });
         }
         Ok(places)
@@ -228,11 +261,8 @@ impl Settings {
         let of_user = || Some(self.home.as_ref()?.join(".pgpass"));
         let path = self.get("passfile").map(PathBuf::from).or_else(of_user)?;
         let (dbname, user) = (self.get("dbname")?, self.get("user")?);
-        let host = match place.host.as_deref().or(place.address.as_deref())? {
-            // A socket in its usual place is written as localhost there.
-            host if SOCKETS.contains(&host) => "localhost",
-            host => host,
-        };
+        // A socket in its usual place is written as localhost there.
+        let host = if place.host == sockets() { "localhost" } else { &place.host };
         passfile::password(&path, host, &place.port, dbname, user)
     }
 
@@ -308,7 +338,7 @@ impl Settings {
 #[derive(Debug, PartialEq, Eq)]
 struct Place {
     /// Or the directory of its socket.
-    host: Option<String>,
+    host: String,
     address: Option<String>,
     port: String,
 }
@@ -324,6 +354,13 @@ fn is_private(key: &Path) -> Result<()> {
             Err(Failure::usage(format!("{}: others may read this key (chmod 600)", key.display())))
         }
     }
+}
+
+fn known(key: &str) -> Result<&'static str> {
+    let parameter = parameters::of(key);
+    let parameter =
+        parameter.ok_or_else(|| Failure::usage(format!("{key} is no connection setting")));
+    Ok(parameter?.keyword)
 }
 
 fn unfit(key: &str, value: &str) -> Failure {
