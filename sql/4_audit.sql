@@ -170,7 +170,8 @@ member AS (
       JOIN tree t ON t.root = r.root
       JOIN pg_class c ON c.oid = t.oid
       LEFT JOIN pg_inherits i ON i.inhrelid = c.oid AND i.inhseqno = 1
-      LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = r.fence_column
+      -- (A virtual column, from PostgreSQL 18 on, holds no tokens.)
+      LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = r.fence_column AND a.attgenerated <> 'v'
       LEFT JOIN covered v ON v.oid = c.oid),
 
 home (name) AS (
@@ -634,20 +635,26 @@ column_amiss AS (
              JOIN own_trigger t ON t.tgrelid = m.oid
             WHERE former.name IS NOT NULL AND m.root = s.root AND m.is_child AND t.tgparentid = 0 AND t.tgenabled <> 'D'
            ) AS children (quiet, loud) ON true
+      LEFT JOIN LATERAL (  -- no ALTER TABLE makes a virtual column a plain one
+           SELECT format('ALTER TABLE %s DROP COLUMN %I; ', s.rel, a.attname)
+             FROM pg_attribute a
+            WHERE a.attrelid = s.oid AND a.attname = s.fence_column AND a.attgenerated = 'v') AS virtual (dropped) ON true
      CROSS JOIN LATERAL (VALUES (
            format('the fence column "%s"', s.fence_column),
+           format('the fence column "%s" is %s: no write can pass', s.fence_column,
+               CASE WHEN virtual.dropped IS NULL THEN 'missing' ELSE 'virtual' END),
            format('ALTER TABLE %s ALTER COLUMN %I ', s.rel, s.fence_column),
            format(' COMMENT ON COLUMN %s.%I IS %L;', s.rel, s.fence_column, about->>'column_comment'))
-           ) AS its (name, alter_it, comment_on_it)
+           ) AS its (name, absence, alter_it, comment_on_it)
      CROSS JOIN LATERAL (VALUES
         (5, s.is_root AND s.attnum IS NULL AND renamed.name IS NULL, 'hole',
-         its.name || ' is missing: no write can pass, and once it is back, but empty, any old token can',
-         format('ALTER TABLE %s ADD COLUMN %I bigint', s.rel, s.fence_column)
+         its.absence || ', and once it is back, but empty, any old token can',
+         coalesce(virtual.dropped, '') || format('ALTER TABLE %s ADD COLUMN %I bigint', s.rel, s.fence_column)
              || coalesce(' DEFAULT ' || (about->>'drawn')::bigint || '; ' || its.alter_it || 'DROP DEFAULT', '') || ';'
              || its.comment_on_it),
-        (5, s.is_root AND renamed.name IS NOT NULL, 'notice', its.name || ' is missing: no write can pass',
+        (5, s.is_root AND renamed.name IS NOT NULL, 'notice', its.absence,
          CASE WHEN renamed.name IS NOT NULL
-              THEN format('ALTER TABLE %s RENAME COLUMN %I TO %I;', s.rel, renamed.name, s.fence_column)
+              THEN coalesce(virtual.dropped, '') || format('ALTER TABLE %s RENAME COLUMN %I TO %I;', s.rel, renamed.name, s.fence_column)
                   || coalesce(format(' ALTER TABLE %s ', s.rel) || nullif(renamed.changes, '') || ';', '') END),
         (6, s.is_root AND s.type <> 'bigint', 'notice',
          format('%s is %s, not bigint: no write can pass', its.name, s.type),
@@ -715,7 +722,10 @@ deadline_amiss AS (
                AND (s.root, s.deadline) NOT IN (SELECT x.root, x.name FROM fixed_type x)
               THEN its.alter_it || format('TYPE timestamptz USING %I::timestamptz;', s.deadline) END),
         (a.attgenerated <> '' AND s.is_root, its.name || ' is generated: no write can pass',
-         its.alter_it || 'DROP EXPRESSION;'),
+         CASE a.attgenerated WHEN 'v' THEN  -- no ALTER TABLE makes it a plain one
+             format('ALTER TABLE %s DROP COLUMN %I; ALTER TABLE %1$s ADD COLUMN %2$I timestamptz; COMMENT ON COLUMN %1$s.%2$I IS %L;',
+                 s.rel, coalesce(s.deadline, ''), about->>'deadline_comment')
+         ELSE its.alter_it || 'DROP EXPRESSION;' END),
         (a.atthasdef AND a.attgenerated = '', its.name || ' has a default: a new row is held by somebody who does not know it',
          its.alter_it || 'DROP DEFAULT;'),
         (a.attnotnull, its.name || ' is NOT NULL: nobody can give a row up',
@@ -944,6 +954,43 @@ member_of_owner AS (
      WHERE f.is_fenced AND NOT g.rolsuper AND EXISTS (
            SELECT FROM pg_roles who WHERE who.rolcanlogin AND pg_has_role(who.oid, g.oid, 'MEMBER'))),
 
+-- An apply worker writes with the rights of the subscription's owner, under which the fence checks little or nothing. Its
+-- owner decides where the rows come from. (Without run_as_owner, PostgreSQL 16 and newer ask whether the owner of the
+-- subscription may act as that of the table; he may change that.)
+subscribing (role) AS MATERIALIZED (
+    SELECT g.oid FROM pg_roles g
+     WHERE NOT g.rolsuper AND (g.oid IN (SELECT u.subowner FROM pg_subscription u) OR EXISTS (
+           -- (There is no such role before PostgreSQL 16.)
+           SELECT FROM pg_roles p
+            WHERE p.rolname = 'pg_create_subscription' AND pg_has_role(g.oid, p.oid, 'MEMBER')))),
+
+may_write AS (
+    SELECT f.root_n, f.root, f.root_rel, g.role
+      FROM fence f CROSS JOIN subscribing g
+     WHERE f.is_fenced AND NOT pg_has_role(g.role, f.root_owner, 'MEMBER')
+       AND has_table_privilege(g.role, f.root, 'INSERT, UPDATE, DELETE')),
+
+subscriber AS (
+    SELECT 19, w.root_n, NULL::bigint, 1000000 + row_number() OVER (PARTITION BY w.root ORDER BY u.subname), w.root_rel,
+           'hole', format('subscription "%s" belongs to %I, who decides what it writes here, past the fence (drop it)',
+               u.subname, pg_get_userbyid(u.subowner)), NULL
+      FROM may_write w JOIN pg_subscription u ON u.subowner = w.role
+     WHERE EXISTS (SELECT FROM member m JOIN pg_subscription_rel r ON r.srrelid = m.oid
+                    WHERE m.root = w.root AND r.srsubid = u.oid)),
+
+may_subscribe AS (
+    SELECT 19, w.root_n, NULL::bigint, 2000000 + row_number() OVER (PARTITION BY w.root ORDER BY g.rolname), w.root_rel,
+           'hole', format('%I may create subscriptions, which write past the fence', g.rolname), grants.revoked
+      FROM (SELECT am.member, string_agg(format('REVOKE pg_create_subscription FROM %I GRANTED BY %I CASCADE;',
+                       pg_get_userbyid(am.member), pg_get_userbyid(am.grantor)), ' ' ORDER BY am.grantor)
+              FROM pg_auth_members am JOIN pg_roles p ON p.oid = am.roleid AND p.rolname = 'pg_create_subscription'
+             GROUP BY am.member) AS grants (member, revoked)
+      JOIN pg_roles g ON g.oid = grants.member
+      JOIN (SELECT DISTINCT root_n, root, root_rel FROM may_write) AS w ON EXISTS (
+           SELECT FROM may_write m JOIN pg_roles who ON who.oid = m.role
+            WHERE m.root = w.root AND who.rolcanlogin AND pg_has_role(who.oid, g.oid, 'MEMBER')
+              AND has_database_privilege(who.oid, current_database(), 'CREATE'))),
+
 -- A setting of the database overrides the server's configuration.
 in_effect (name, value, whose) AS (
     SELECT lower(split_part(item, '=', 1)), split_part(item, '=', 2), CASE
@@ -1050,9 +1097,10 @@ lease_column AS (
            'notice',
            format('the lease names {%s}, which %s', p.name, CASE WHEN is_fit
                THEN 'may be NULL: nobody can write such a row' ELSE 'is no fit column: no write can pass' END)
-               || CASE WHEN a.attnum IS NULL AND renamed.name IS NULL
+               || CASE WHEN a.attnum IS NULL AND renamed.name IS NULL OR a.attgenerated = 'v'
                   THEN ' (bring it back, or call fence_protect with a lease that fits the columns)' ELSE '' END,
-           CASE WHEN a.attnum IS NOT NULL AND (is_fit OR a.attgenerated <> '' OR (p.root, p.name) NOT IN (
+           CASE WHEN a.attgenerated = 'v' THEN NULL  -- no ALTER TABLE makes it a plain one
+                WHEN a.attnum IS NOT NULL AND (is_fit OR a.attgenerated <> '' OR (p.root, p.name) NOT IN (
                      SELECT x.root, x.name FROM fixed_type x))
                 THEN format('ALTER TABLE %s %s;', p.root_rel, concat_ws(', ',
                     CASE WHEN a.attgenerated <> '' THEN format('ALTER COLUMN %I DROP EXPRESSION', p.name)
@@ -1116,6 +1164,8 @@ finding (step, root_n, member_n, n, rel, severity, finding, remedy) AS (
     UNION ALL SELECT * FROM privilege
     UNION ALL SELECT * FROM foreign_key
     UNION ALL SELECT * FROM member_of_owner
+    UNION ALL SELECT * FROM subscriber
+    UNION ALL SELECT * FROM may_subscribe
     UNION ALL SELECT * FROM setting
     UNION ALL SELECT * FROM parameter_privilege
     UNION ALL SELECT * FROM fence_amiss

@@ -231,7 +231,9 @@ fn a_connection_string_means_what_it_means_to_psql_or_is_refused(harness: &Harne
         let case = case.replace("$A", &a.to_string()).replace("$B", &b.to_string());
         let (arguments, variables) = prepared(&case, &home)?;
         let run = |mut command: Command| -> Result<(Option<i32>, Vec<String>, String)> {
-            own.iter().for_each(|name| drop(command.env_remove(name)));
+            for name in &own {
+                command.env_remove(name);
+            }
             command.env("PATH", harness.install_dir().path(None)).env("HOME", &home);
             let output =
                 command.args(&arguments).envs(variables.clone()).stdin(Stdio::null()).output()?;
