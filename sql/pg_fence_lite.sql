@@ -505,8 +505,9 @@ BEGIN
    CASE WHEN token = fence THEN ', which nobody holds' END), 'Claim the row anew, or stop.']
   WHEN token IS NULL AND is_held AND NOT is_own
   THEN ARRAY['PF006', concat('the row is held', CASE WHEN shows THEN ' until ' || iso(was) END, ', and its token was not presented'),
-   format('Its holder shows its token in column "%1$s", or to DELETE in pg_fence.token. Others wait, or evict: '
-    'SET %2$I = NULL, %1$I = %1$I.', col, deadline)]
+   format(CASE mode WHEN 'managed' THEN 'Its holder sets pg_fence.token. Others wait, or evict by that: SET %2$I = NULL.'
+    ELSE 'Its holder shows its token in column "%1$s", or to DELETE in pg_fence.token. Others wait, or evict: '
+    'SET %2$I = NULL, %1$I = %1$I.' END, col, deadline)]
   WHEN is_holders AND changes AND until > was AND NOT is_held
   THEN ARRAY['PF004', format('fencing token %s can no longer renew the row', token), 'Late: claim the row anew, or stop.']
   WHEN changes AND until <= time AND NOT is_holders AND NOT is_before THEN ARRAY['22023', format('the deadline in column "%s" has passed',
@@ -610,10 +611,11 @@ CREATE OR REPLACE FUNCTION triggers(OUT relation regclass, OUT name name, OUT ty
  FROM pg_trigger JOIN pg_proc p ON p.oid = tgfoid
  WHERE pronamespace = 'fence_lite'::regnamespace AND tgrelid::regclass::text !~ '^pg_temp'
 $$;
--- True if no setting changes the text of the column's values; for a deadline, if its type fits.
-CREATE OR REPLACE FUNCTION is_fit(relation oid, col text, is_deadline bool = false) RETURNS bool
+-- True if no setting changes the text of the column's values; or if it is of the fence's own type, which nothing fills.
+CREATE OR REPLACE FUNCTION is_fit(relation oid, col text, own text = NULL) RETURNS bool
  RETURN EXISTS (SELECT FROM pg_attribute WHERE attrelid = relation AND attname = col AND attnum > 0 AND attgenerated = ''
-   AND CASE WHEN is_deadline THEN atttypid = 'timestamptz'::regtype AND atttypmod = -1 AND NOT (atthasdef OR attnotnull)
+   AND CASE WHEN own <> ''
+    THEN atttypid = own::regtype AND atttypmod = -1 AND NOT (atthasdef OR attidentity <> '' OR attnotnull AND own <> 'int8')
     ELSE atttypid = ANY ('{int2,int4,int8,text,varchar,uuid,bool}'::regtype[]) END);
 CREATE OR REPLACE FUNCTION family(relation regclass) RETURNS SETOF regclass LANGUAGE sql STABLE ROWS 9 AS $$
  WITH RECURSIVE f (oid) AS (SELECT relation::oid UNION SELECT inhrelid FROM f JOIN pg_inherits ON inhparent = oid)
@@ -820,18 +822,17 @@ BEGIN
   THEN ARRAY['22023', 'a deadline has a column of its own, and no lease, strict, verify, events', 'Give lease => '''' to unbind it.']
   WHEN f.attnum IS NULL AND had.mode IS NOT NULL
   THEN ARRAY['42703', format('its fence has no column "%s"', col), 'Name it as fence_column.', col]
-  WHEN f.atttypid <> 'int8'::regtype THEN ARRAY[CASE WHEN f.attnum < 0 THEN '42701' ELSE '42804' END, format('column "%s" is no bigint',
-   col), 'Name another fence_column.', col]
-  WHEN f.atthasdef OR f.attidentity <> '' OR f.attnotnull AND until <> ''
-  THEN ARRAY['42611', format('column "%s" has a default, or is NOT NULL', col), 'Drop that.', col]
-  WHEN d.attnum <> 0 AND NOT is_fit(relation, until, true) THEN ARRAY[CASE WHEN d.attnum < 0 THEN '42701'
-   WHEN d.atttypid <> 'timestamptz'::regtype OR d.atttypmod >= 0 THEN '42804' ELSE '42611' END,
-   format('column "%s" is no timestamptz, or has a default, or is NOT NULL', until), 'Name another.', until]
+  WHEN own <> '' THEN ARRAY[state, format('column "%s" is no %s, or has a default, or is NOT NULL', name, own),
+   'Name another.', name]
   WHEN unfit IS NOT NULL THEN ARRAY['42703', format('the lease names {%s}, no column that is fit', unfit),
    'Fit are integers, text, varchar, uuid, bool.', unfit] END INTO fault
  FROM (SELECT min(c) FROM unnest(columns_of(bound_to)) AS c WHERE c = col OR NOT is_fit(relation, c)) AS u (unfit)
  LEFT JOIN pg_attribute f ON f.attrelid = relation AND f.attname = col
- LEFT JOIN pg_attribute d ON d.attrelid = relation AND d.attname = until;
+ LEFT JOIN (SELECT name, own,
+   CASE WHEN attnum < 0 THEN '42701' WHEN atttypid <> own::regtype OR atttypmod >= 0 THEN '42804' ELSE '42611' END
+  FROM pg_attribute JOIN (VALUES (col, 'int8'), (until, 'timestamptz')) AS v (name, own) ON attname = name
+  WHERE attrelid = relation AND (NOT is_fit(relation, name, own) OR attnotnull AND until <> '') ORDER BY own LIMIT 1
+  ) AS o (name, own, state) ON true;
  PERFORM refuse_table(relation, fault);
  FOR item IN
   SELECT * FROM (VALUES (col, 'bigint', 'fencing token of the latest write'), (until, 'timestamptz', 'until when the row is held'))
@@ -889,7 +890,7 @@ RETURNS SETOF record LANGUAGE sql ROWS 9 AS $$
    ORDER BY c.oid, arguments)
  SELECT DISTINCT part, f.* FROM fence m CROSS JOIN family(m.root) AS part CROSS JOIN table_fault(m.top, true) AS fault
  CROSS JOIN LATERAL (SELECT array_agg(n) FROM unnest(m.a[1] || columns_of(m.a[3]) || m.a[6]) AS n
-  WHERE n <> '' AND NOT is_fit(m.root, n, n = m.a[6])) AS u (unfit)
+  WHERE n <> '' AND NOT is_fit(part, n, CASE n WHEN m.a[1] THEN 'int8' WHEN m.a[6] THEN 'timestamptz' END)) AS u (unfit)
  CROSS JOIN LATERAL (SELECT '; fence_protect refuses: ' || fault[2] || '. ' || fault[3], CASE WHEN fault IS NULL AND unfit IS NULL THEN
    format('SELECT %s(%L::regclass, %L, always => NULL', (SELECT oid::regproc FROM calls() JOIN pg_proc ON oid = call
    WHERE proname = 'fence_protect'), m.top::regclass, m.a[1]) END) AS again (why, call)
@@ -916,8 +917,7 @@ RETURNS SETOF record LANGUAGE sql ROWS 9 AS $$
      HAVING bool_and(is_fit(c.oid, attname) AND attname <> m.a[1] AND attname !~ '[{}]')), ''))
   FROM pg_class c WHERE c.oid = m.top AND part = m.root AND m.key IS NULL AND m.mode <> ''
   UNION ALL
-  SELECT 'hole', format('column %s, which the fence names, has a default, is not there, or of another type', to_json(n)), NULL
-  FROM unnest(unfit) AS n WHERE part = m.root
+  SELECT 'hole', format('column %s has a default, is not there, or of another type', to_json(n)), NULL FROM unnest(unfit) AS n
  ) AS f (severity, finding, remedy) ORDER BY 1, 2, 3
 $$;
 
