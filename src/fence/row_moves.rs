@@ -31,8 +31,9 @@ pub fn on_transaction_event(event: XactEvent) {
 struct Accepted {
     /// The version that was updated, and the tokens of the update.
     row: Option<(RowId, Landing)>,
-    /// The tokens of an updated row that has left its partition and is inserted into another one next.
-    under_way: Option<Landing>,
+    /// The version whose DELETE was seen, and its tokens: the row is inserted into another partition next, unless a
+    /// later trigger skips the DELETE.
+    under_way: Option<(RowId, Landing)>,
     /// The new deadline of a row lease.
     deadline: Option<Instant>,
     /// The savepoint of the update; its rollback undoes the update.
@@ -54,14 +55,15 @@ pub fn accept_held(depth: usize, row: RowId, landing: Landing, deadline: Option<
 pub fn leaves(depth: usize, row: RowId) -> bool {
     at_depth(depth, |accepted| {
         let moves = accepted.row.take().filter(|(id, _)| *id == row);
-        accepted.under_way = moves.map(|(_, landing)| landing).or(accepted.under_way);
+        accepted.under_way = moves.or(accepted.under_way);
         moves.is_some()
     })
 }
 
 /// Takes the tokens of the row that is being inserted, as accepted in the old partition.
 pub fn take_under_way(depth: usize) -> Option<Landing> {
-    at_depth(depth, |accepted| accepted.under_way.take())
+    let left = at_depth(depth, |accepted| accepted.under_way.take());
+    left.filter(|(id, _)| id.has_moved()).map(|(_, landing)| landing)
 }
 
 /// The deadline of the row that is being inserted, as accepted in the old partition.

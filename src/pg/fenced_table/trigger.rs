@@ -49,6 +49,37 @@ pub struct RowId {
     version: RowVersion,
 }
 
+impl RowId {
+    /// Returns true if an UPDATE of this transaction has moved the row to another partition: the server marks the version
+    /// that it deletes then. Returns false if another trigger has skipped that DELETE. Always returns true if the table is
+    /// no heap.
+    pub fn has_moved(&self) -> bool {
+        let snapshot_type = pg_sys::SnapshotType::SNAPSHOT_ANY;
+        let mut any = pg_sys::SnapshotData { snapshot_type, ..Default::default() };
+        let t_self = self.version.place();
+        let mut tuple = pg_sys::HeapTupleData { t_self, ..Default::default() };
+        let mut buffer = 0;
+        // SAFETY: the statement that has updated this version has the table locked, and vacuum leaves a version that an
+        // open transaction has deleted. The page is pinned while it is read.
+        unsafe {
+            compat::guarded(|| {
+                let table = raw::relation_open(self.table, pg_sys::NoLock as c_int);
+                let has_moved = if (*(*table).rd_rel).relam != pg_sys::HEAP_TABLE_AM_OID {
+                    true
+                } else if raw::heap_fetch(table, &mut any, &mut tuple, &mut buffer, false) {
+                    let next = (*tuple.t_data).t_ctid.ip_posid;
+                    raw::ReleaseBuffer(buffer);
+                    u32::from(next) == pg_sys::MovedPartitionsOffsetNumber
+                } else {
+                    false
+                };
+                raw::relation_close(table, pg_sys::NoLock as c_int);
+                has_moved
+            })
+        }
+    }
+}
+
 /// A column of the table, by its number, which is found faster than by its name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Attribute {

@@ -107,6 +107,12 @@ impl RowVersion {
             RowVersion { block, item: at.ip_posid, written_by }
         }
     }
+
+    /// The position of this version in its table.
+    pub fn place(&self) -> pg_sys::ItemPointerData {
+        let ip_blkid = pg_sys::BlockIdData { bi_hi: self.block.0, bi_lo: self.block.1 };
+        pg_sys::ItemPointerData { ip_blkid, ip_posid: self.item }
+    }
 }
 
 /// The transaction that has deleted or replaced a row version.
