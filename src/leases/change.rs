@@ -85,16 +85,15 @@ pub fn revoke(
     such: impl Fn(&Row) -> bool,
 ) -> Result<Option<Token>, Report> {
     let is_held = |row: &Row| row.grant.phase(clock::now()) == Phase::Held && such(row);
-    let held = || {
-        let rows = table.rows(name, AsOf::InFlight).into_iter();
-        rows.filter(is_held).map(|row| (row.grant.slot, row.open_writer()))
-    };
     let grants = loop {
-        let slots: BTreeSet<i32> = held().map(|(slot, _)| slot).collect();
+        let held = table.rows(name, AsOf::InFlight).into_iter().filter(is_held);
+        let slots: BTreeSet<i32> = held.map(|row| row.grant.slot).collect();
         let lock = |slot: &i32| Locked::grant(table, name, *slot, CHANGE, is_held).transpose();
         let grants = slots.iter().filter_map(lock).collect::<Result<Vec<_>, _>>();
         let grants = grants.map_err(errors::evict_in_portions)?;
-        let in_flight = || held().filter(|(slot, _)| slots.contains(slot)).find_map(|(_, w)| w);
+        let versions = |slot: &i32| table.rows_in_slot(name, *slot, AsOf::InFlight);
+        let in_flight =
+            || slots.iter().flat_map(versions).filter(is_held).find_map(|row| row.open_writer());
         let unlocked_writer =
             grants.iter().find_map(|one| one.row.open_writer()).or_else(in_flight);
         if unlocked_writer.is_none() {
