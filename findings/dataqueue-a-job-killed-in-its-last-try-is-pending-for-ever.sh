@@ -36,7 +36,8 @@ const handlers = {
 const state = async () => {
   for (const [name, id] of [["throws", throws], ["killed", killed]]) {
     const job = await queue.getJob(id)
-    console.log(`  ${name}: ${job.status}, tries ${job.attempts} of ${job.maxAttempts}, errors ${job.errorHistory.length}`)
+    const tries = `${job.attempts} of ${job.maxAttempts}`
+    console.log(`  ${name}: ${job.status}, tries ${tries}, errors ${job.errorHistory.length}`)
   }
 }
 await queue.createProcessor({ mail: handlers.mail }, { jobType: "mail" }).start()

@@ -1,5 +1,5 @@
 #!/bin/bash
-# dirq 1.8 (queues in directories, Debian 12 and PyPI), QueueSimple: remove() refuses a lost element after removing it.
+# dirq 1.8 (queues in directories, Debian 12), QueueSimple: remove() refuses a lost element after removing it.
 #
 # Guess: its page says that remove() raises an exception for an element that is not locked. So a worker whose lock was
 #   purged in the meantime may take that exception for a no: it rolls back its work, and the next worker does it. That

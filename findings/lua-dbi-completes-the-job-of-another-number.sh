@@ -1,12 +1,12 @@
 #!/bin/bash
-# lua-dbi-postgresql 0.7.2 (LuaDBI, Debian 12): a claimed job's bigint loses its upper half, so another job is completed.
+# lua-dbi-postgresql 0.7.2 (LuaDBI, Debian 12): the bigint of a claimed job loses its upper half: another is completed.
 #
 # Guess: Lua 5.4 has integers of 64 bits, so a bigint comes back as it was written, or as a text, or is refused.
 # Seen: what is written keeps all its bits, and what is read the lower 32 of them, without an error. The worker that
-#   claims job 4294967297 is handed 1, and completes the job 1 of somebody else; its own is run again and again. A
-#   token, a nanosecond or the oid of a lock that is read comes as any number, below zero as well.
+#   claims job 4294967297 is handed 1, and completes the job 1 of somebody else, while its own stays claimed. A
+#   fencing token that is read so may be any number, below zero as well.
 . "$(dirname "$0")/lib.sh"
-apt_unpack lua5.4=5.4.4-3+deb12u1 liblua5.4-0=5.4.4-3+deb12u1 lua-dbi-postgresql=0.7.2-4 lua-dbi-common=0.7.2-4 libpq5
+apt_unpack lua5.4 liblua5.4-0 lua-dbi-postgresql=0.7.2-4 lua-dbi-common=0.7.2-4 libpq5
 postgres
 cd "$work"
 cat > work.lua <<'END'

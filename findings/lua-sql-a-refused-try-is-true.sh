@@ -6,7 +6,7 @@
 # Seen: every value is a text, and what is false comes as "f". In Lua all but false and nil is true, so both workers go
 #   on, and so do all that ask for is_leader, skip or paused. Only a null is nil, and so not true.
 . "$(dirname "$0")/lib.sh"
-apt_unpack lua5.4=5.4.4-3+deb12u1 liblua5.4-0=5.4.4-3+deb12u1 lua-sql-postgres=2.6.0-2 libpq5
+apt_unpack lua5.4 liblua5.4-0 lua-sql-postgres=2.6.0-2 libpq5
 postgres
 cd "$work"
 LUA_CPATH="$work/debian/usr/lib/$(uname -m)-linux-gnu/lua/5.4/?.so" lua5.4 - > seen 2>&1 <<'END' || true

@@ -1,12 +1,12 @@
 #!/bin/bash
-# p1_pgsql 1.1.20 (PostgreSQL for Erlang, of ejabberd, Debian 12): squery answers {ok, _} to a statement that was refused.
+# p1_pgsql 1.1.20 (PostgreSQL for Erlang, Debian 12): squery answers {ok, _} to a statement that was refused.
 #
-# Guess: as in all of Erlang {ok, Result} is for what went well and {error, Reason} for what did not, so "case squery of
-#   {ok, _} -> work" claims a job by the insert of its row, and "{ok, _} = squery(...)" crashes the worker that is late.
-# Seen: {error, _} is for a query that found no server. What PostgreSQL refuses is ok with an error inside the list, next
-#   to the results of the other statements: both workers go on, and so does who lost a race, timed out or was cancelled.
+# Guess: as in all of Erlang {ok, Result} is for what went well and {error, Reason} for what did not. So "case squery()
+#   of {ok, _} -> work" claims a job by the insert of its row, and the worker that is late has {error, _}.
+# Seen: what PostgreSQL refuses is ok, and the error stands inside the list that has a result for each statement. Both
+#   workers go on, and so does one whose lock_timeout has run out.
 . "$(dirname "$0")/lib.sh"
-apt_unpack erlang-base=1:25.2.3+dfsg-1+deb12u4 erlang-crypto=1:25.2.3+dfsg-1+deb12u4 erlang-p1-pgsql=1.1.20-1
+apt_unpack erlang-base erlang-crypto erlang-p1-pgsql=1.1.20-1
 postgres
 cd "$work"
 psql -Xqc "create table claimed (job int primary key)"

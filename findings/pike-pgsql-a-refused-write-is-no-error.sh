@@ -26,7 +26,8 @@ int main(int count, array(string) driver) {
     ask("select 1");
   }
   write("the second worker, in a transaction\n");
-  foreach (({ "begin", "insert into report values (1)", "insert into claimed values ('job')", "commit" }), string query) {
+  foreach (({ "begin", "insert into report values (1)", "insert into claimed values ('job')", "commit" }),
+           string query) {
     ask(query);
     sleep(1);
   }

@@ -1,8 +1,8 @@
 #!/bin/bash
 # sanlock 3.8.5 (leases on a shared disk, Debian 12): a shared lease becomes exclusive beside a reader of the same host.
 #
-# Guess: "convert" makes a process's shared lease exclusive if nobody else has it shared, and is refused otherwise, which
-#   is how it goes for a reader on another host, and for a plain exclusive "acquire" beside a reader of the same host.
+# Guess: "convert" makes a process's shared lease exclusive if nobody else has it shared, and is refused otherwise. It
+#   is refused beside a reader on another host, and so is a plain exclusive "acquire" beside a reader of the same host.
 # Seen: readers of the same host are not looked at. The writer has its exclusive lease with a new version while the
 #   other process has it shared, and both are told so by the daemon that keeps the list of both. The reader's release is
 #   refused from then on.
@@ -14,7 +14,8 @@ lease=space:job:$work/disk:1048576
 on() { SANLOCK_RUN_DIR=$work/$1 timeout 30 sanlock client "${@:2}"; }
 host() {
   mkdir "$1"
-  SANLOCK_RUN_DIR=$work/$1 timeout -k 1 90 sanlock daemon -D -w 0 -l 0 -U "$(id -un)" -G "$(id -gn)" -e "$1" > "$1.log" 2>&1 &
+  SANLOCK_RUN_DIR=$work/$1 timeout -k 1 90 \
+    sanlock daemon -D -w 0 -l 0 -U "$(id -un)" -G "$(id -gn)" -e "$1" > "$1.log" 2>&1 &
   for _ in $(seq 100); do [ -S "$1/sanlock.sock" ] && break; sleep 0.1; done
   on "$1" add_lockspace -s "space:$2:$work/disk:0" -o 1 > "$1.joined"
 }

@@ -6,9 +6,8 @@
 # Seen: failed() of the late one sets grabbed_until to zero, although another has grabbed the job since. A third worker
 #   gets it at once, and two work on it at the same time, within the six seconds that the second one was given.
 . "$(dirname "$0")/lib.sh"
-apt_unpack libtheschwartz-perl=1.12-2 libdata-objectdriver-perl=0.22-1 libclass-accessor-perl=0.51-2 \
-  libclass-data-inheritable-perl=0.08-3 libclass-trigger-perl=0.15-2 libdbi-perl=1.643-4+deb12u3 libdbd-pg-perl=3.16.0-2 \
-  libpq5
+apt_unpack libtheschwartz-perl=1.12-2 libdata-objectdriver-perl libclass-accessor-perl \
+  libclass-data-inheritable-perl libclass-trigger-perl libdbi-perl libdbd-pg-perl libpq5
 postgres
 cd "$work"
 psql -Xqf debian/usr/share/doc/libtheschwartz-perl/schema-postgres.sql
