@@ -219,7 +219,11 @@ impl Error {
                 _ => Error::NoConnection(message("no connection to the server"), sqlstate),
             },
             Denial::Failed(ErrorType::NoAnswer) => {
-                let message = message("the server did not answer in time");
+                let message = match (&cause, &sqlstate) {
+                    // It has answered, with an error that may go away.
+                    (Some(cause), Some(_)) => cause.to_string(),
+                    _ => message("the server did not answer in time"),
+                };
                 Error::NoAnswer { message, sqlstate, in_doubt }
             }
             Denial::Failed(_) => {
