@@ -56,6 +56,10 @@ impl Failure {
             Error::NoConnection(..) if text.contains(PASSWORD_MISSING) => {
                 Failure::new(status::REFUSED, text.replace(PASSWORD_MISSING, NO_PASSWORD))
             }
+            // (The driver has no type for it.) Another try would fail, too.
+            Error::NoConnection(..) if text.contains(NO_DESCRIPTOR) => {
+                Failure::new(status::SYSTEM, text)
+            }
             Error::NoConnection(..) if options_refused(error).is_some() => {
                 Failure::new(status::REFUSED, format!("{text} ({NO_OPTIONS})"))
             }
@@ -133,6 +137,9 @@ pub fn options_refused(error: &Error) -> Option<&str> {
 /// The driver's words where the server asks for a password and it has none. It has no type for that.
 const PASSWORD_MISSING: &str = "password missing";
 
+/// EMFILE, as Rust's library words it.
+const NO_DESCRIPTOR: &str = "(os error 24)";
+
 /// Nobody is asked for one: who renews a lease at night has nobody to ask.
 const NO_PASSWORD: &str = "the server asks for a password, and there is none: it comes from ~/.pgpass (readable for its \
      owner alone) or PGPASSWORD, and is not asked for";
@@ -176,6 +183,16 @@ mod tests {
         assert!(refused("0A000", "RDS Proxy currently doesn't support command-line options."));
         assert!(!refused("08P01", "no such database"));
         assert!(!refused("22023", "invalid command-line argument in options"));
+    }
+
+    #[test]
+    fn without_a_descriptor_it_is_this_machine_that_refuses() {
+        let failed = |words: &str| Failure::of_client(&Error::NoConnection(words.to_owned(), None));
+        assert_eq!(
+            failed("\"db\", port 1: Too many open files (os error 24)").status,
+            status::SYSTEM
+        );
+        assert!(failed("\"db\", port 1: Connection refused (os error 111)").is_transient());
     }
 
     #[test]
