@@ -171,8 +171,10 @@ fn listeners() -> Result<(TcpListener, TcpListener, u16)> {
     }
 }
 
+type Variables = Vec<(String, String)>;
+
 /// Splits off what is a variable or a file, and writes the files.
-fn prepared(case: &str, home: &Path) -> Result<(Vec<String>, Vec<(String, String)>)> {
+fn prepared(case: &str, home: &Path) -> Result<(Vec<String>, Variables)> {
     for entry in fs::read_dir(home)?.flatten() {
         if entry.file_type()?.is_file() {
             fs::remove_file(entry.path())?;
