@@ -18,6 +18,7 @@ import java.sql.*;
 import java.time.Duration;
 import java.util.*;
 import java.util.concurrent.*;
+import java.util.concurrent.locks.*;
 import java.util.logging.*;
 
 /**
@@ -451,6 +452,40 @@ final class Tests {
         raises(FenceException.class, "thread", () -> fence.lease("job"));
         Connections.THREADS.setThreadFactory(starts);
         fence.lease("job").close();
+    }
+
+    /** A listener waits for a lock of a thread that asks the lease meanwhile. */
+    @Test
+    void aListenerHoldsUpNoCheckIfNoThreadCanStart() throws Exception {
+        ReentrantLock lock = new ReentrantLock();
+        Semaphore events = new Semaphore(0);
+        fence.onEvent(
+                event -> {
+                    events.release();
+                    lock.lock();
+                    lock.unlock();
+                });
+        Lease lease = fence.lease("job", LONG.atMost(TTL));
+        events.acquire();
+        // Threads that have nothing to do have ended.
+        Thread.sleep(2000);
+        lock.lock();
+        ThreadFactory starts = Connections.THREADS.getThreadFactory();
+        ThreadFactory none =
+                work -> {
+                    throw new OutOfMemoryError("planted");
+                };
+        Connections.THREADS.setThreadFactory(none);
+        fence.heartbeat.notifications.setThreadFactory(none);
+        events.acquire();
+        try {
+            assertFalse(assertTimeoutPreemptively(TTL, lease::isHeld));
+        } finally {
+            lock.unlock();
+            Connections.THREADS.setThreadFactory(starts);
+            fence.heartbeat.notifications.setThreadFactory(starts);
+        }
+        assertThrows(LeaseLost.class, lease::close);
     }
 
     @Test

@@ -16,7 +16,7 @@ import javax.sql.DataSource;
  * that renews all of them; otherwise it has none.
  */
 public final class Fence implements AutoCloseable {
-    private final Heartbeat heartbeat;
+    final Heartbeat heartbeat;
 
     /**
      * A fence that opens its connections by a URL: {@code jdbc:postgresql:…} or {@code

@@ -42,7 +42,7 @@ final class Heartbeat {
     private final String noConnection;
 
     /** Runs events, replies and lines of the log in their order, without the lock. */
-    private final Executor notifications = Connections.threads(1, 1, new LinkedBlockingQueue<>());
+    final ThreadPoolExecutor notifications = Connections.threads(1, 1, new LinkedBlockingQueue<>());
 
     /** The thread that runs a notification; null while none runs. */
     private volatile Thread notifier;
@@ -132,7 +132,13 @@ final class Heartbeat {
      * started. The caller has the lock.
      */
     private boolean watch() {
-        isWatching = isWatching || Connections.run(this::watchTheTime);
+        if (!isWatching) {
+            // The thread of the notifications stays for as long: if it had to be started later, and
+            // could not be, a listener would run under the lock.
+            isWatching =
+                    Connections.run(notifications, () -> {}) && Connections.run(this::watchTheTime);
+            notifications.allowCoreThreadTimeOut(!isWatching);
+        }
         return isWatching;
     }
 
@@ -142,6 +148,7 @@ final class Heartbeat {
                 synchronized (this) {
                     if (wakeAt >= LeaseStates.NEVER) {
                         isWatching = false;
+                        notifications.allowCoreThreadTimeOut(true);
                         return;
                     }
                     long left = wakeAt - Clock.now();
