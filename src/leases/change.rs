@@ -86,7 +86,9 @@ pub fn revoke(
 ) -> Result<Option<Token>, Report> {
     let is_held = |row: &Row| row.grant.phase(clock::now()) == Phase::Held && such(row);
     let grants = loop {
-        let held = table.rows(name, AsOf::InFlight).into_iter().filter(is_held);
+        // A scan of what is in flight may miss a row that is replaced meanwhile. A later snapshot shows that one.
+        let seen = [AsOf::InFlight, AsOf::Now].map(|as_of| table.rows(name, as_of));
+        let held = seen.iter().flatten().filter(|row| is_held(row));
         let slots: BTreeSet<i32> = held.map(|row| row.grant.slot).collect();
         let lock = |slot: &i32| Locked::grant(table, name, *slot, CHANGE, is_held).transpose();
         let grants = slots.iter().filter_map(lock).collect::<Result<Vec<_>, _>>();
