@@ -114,7 +114,7 @@ impl Fence {
     /// the connection or the transaction. It ends when the work returns or fails with an error of
     /// its own, or when `stop` is cancelled. The work has to watch `stop`: `lead` waits for the end
     /// of the work, and then releases the lease. The result is None after a stop, unless the work
-    /// has returned.
+    /// has returned. Work that returns after a loss of the lease is begun again, too.
     ///
     /// On a loss the work is dropped at its next `await`. After a loss or an outage `lead` pauses,
     /// each time for longer, before it acquires again. Each outage is one line of the log and one
@@ -143,8 +143,10 @@ impl Fence {
                     lead.granted(now());
                     let done = lease.run(work(lease.clone())).await;
                     let is_lost = lease.check().is_err();
-                    lease.release().await.ok();
-                    match done.unwrap_or_else(|loss| Err(loss.into())) {
+                    let released = lease.release().await;
+                    let done = done.unwrap_or_else(|loss| Err(loss.into()));
+                    // The work may return because it has noticed the loss.
+                    match done.and_then(|done| Ok(released.map(|()| done)?)) {
                         Ok(done) => return Ok(Some(done)),
                         Err(error) => {
                             let (kind, code) = (type_of(&*error), code_of(&*error));

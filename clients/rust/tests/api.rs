@@ -12,7 +12,7 @@ use std::future::{pending, poll_fn};
 use std::panic::resume_unwind;
 use std::pin::pin;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::task::Poll;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, copy};
@@ -497,6 +497,25 @@ async fn a_leader_ends_with_its_fence() {
     timeout(LONG / 30, led).await.expect("at once").unwrap_err();
     fence.close().await;
     assert!(!INTERRUPTED.load(Relaxed));
+}
+
+/// The work may watch the lease itself, and return at a loss.
+#[tokio::test]
+async fn a_leader_whose_work_returns_at_a_loss_leads_again() {
+    let (shop, stop) = (Shop::new().await, CancellationToken::new());
+    let terms = AtomicUsize::new(0);
+    let led = shop.fence.lead("order:7", SHORT, &stop, async |lease| {
+        let term = terms.fetch_add(1, Relaxed) + 1;
+        if term == 1 {
+            shop.sql("SELECT lease_revoke('order:7')").await;
+            // This blocks the runtime, so the loss does not drop the work before it returns.
+            while lease.check().is_ok() {
+                std::thread::sleep(SHORT / 20);
+            }
+        }
+        Ok::<_, BoxError>(term)
+    });
+    assert_eq!(timeout(LONG / 30, led).await.expect("a second term").unwrap(), Some(2));
 }
 
 /// In both modes, with a key of two columns, and with columns of any name.
