@@ -257,7 +257,7 @@ func (f *Fence) Lead(ctx context.Context, name string, ttl time.Duration, work W
 			lead.granted(clock())
 			err = lease.Do(ctx, work)
 		}
-		if err == nil || ctx.Err() != nil {
+		if err == nil || ctx.Err() != nil || f.h.isClosing() {
 			return err
 		}
 		if kind, code := typeOf(err); lease == nil {

@@ -374,6 +374,13 @@ func (h *heartbeat) acquire(ctx context.Context, a *acquire) (*Lease, error) {
 	return a.lease, nil
 }
 
+// isClosing reports whether the program has begun to close the fence.
+func (h *heartbeat) isClosing() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.states.closedAt < never
+}
+
 // renew has the leases renewed at once, and waits for the renewals or the losses.
 func (h *heartbeat) renew(ctx context.Context, leases Leases) {
 	h.mu.Lock()

@@ -590,6 +590,21 @@ func TestALeaderGoesOnAfterAServerThatDoesNotAnswer(t *testing.T) {
 	noError(conn.Close(background))
 }
 
+func TestALeaderOfAClosedFenceDoesNotTryAgain(t *testing.T) {
+	p, isInterrupted := newFixture(t), false
+	fence := pgfence.New(url, pgfence.OnEvent(func(e pgfence.Event) {
+		isInterrupted = isInterrupted || e.Kind == "interrupted"
+	}))
+	err := fence.Lead(background, "job", short.TTL, func(_ context.Context, l *pgfence.Lease) error {
+		fence.Close()
+		return l.Check()
+	})
+	p.isError(err, pgfence.LeaseLost, "released")
+	// This answer comes after all events.
+	p.isError(acquireErr(fence, long, "late"), pgfence.Closed)
+	p.equal(isInterrupted, false)
+}
+
 func TestTheWorksContextSaysTheLoss(t *testing.T) {
 	p := newFixture(t)
 	for workErr, expected := range map[error]error{

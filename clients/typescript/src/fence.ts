@@ -335,11 +335,15 @@ export class Fence<On, Tx> {
         const effects = holding
           ? leader.workFailed(now(), type, code, holding.isLost)
           : leader.notGranted(type, code);
+        if (effects.some((effect) => "lead" in effect && effect.lead === "end")) throw error;
+        if (stop?.aborted) break;
+        // An acquire of a closed fence is not tried again.
+        if (this.#heartbeat.isClosing) throw error;
         for (const effect of effects) {
           if ("log" in effect) warn(`${name} ${effect.log}, and it is tried again: ${error}`);
           else if ("event" in effect) void this.#heartbeat.emit(interrupted);
-          else if (effect.lead === "end") throw error;
-          else await sleep(effect.pause, undefined, stop && { signal: stop }).catch(() => {});
+          else if (effect.lead === "pause")
+            await sleep(effect.pause, undefined, stop && { signal: stop }).catch(() => {});
         }
       }
     }

@@ -102,6 +102,8 @@ export class Heartbeat {
    * carried out. */
   readonly #callbacks: (() => void)[] = [];
   #isCallingBack = false;
+  /** True as soon as the program has begun to close the fence. */
+  isClosing = false;
   #resolveClosed: () => void = () => {};
   readonly #closed = new Promise<void>((resolve) => (this.#resolveClosed = resolve));
 
@@ -362,6 +364,7 @@ export class Heartbeat {
 
   /** Releases all leases, and ends all waits. */
   async close(): Promise<void> {
+    this.isClosing = true;
     this.#input((states) => states.close());
     await this.#closed;
     await Promise.all(this.#closing);

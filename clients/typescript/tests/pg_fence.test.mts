@@ -434,6 +434,15 @@ test("events come in their order, to a handler that may fail", async () => {
   assert.equal(events.join(), "acquired,lostgone,interrupted,acquired,released");
 });
 
+test("a leader of a closed fence does not try again", async () => {
+  const events: string[] = [];
+  const made = new Fence(on, { onEvent: ({ kind }) => void events.push(kind) });
+  const work = (lease: onPg.Lease) => made.close().then(() => lease.check());
+  const error = await errorOf(() => made.lead("job", work, LONG));
+  assert.ok(error instanceof LeaseLost && error.reason === "released", String(error));
+  assert.equal(events.join(), "acquired,released");
+});
+
 test("a handler may be asynchronous, and fail by no Error", async () => {
   const symbol = () => {
     throw Symbol("odd");
