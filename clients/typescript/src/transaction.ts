@@ -119,7 +119,11 @@ export class OpenTransaction extends Transaction<undefined> {
     const literal = (value = "") =>
       `convert_from(decode('${Buffer.from(value).toString("hex")}', 'hex'), 'UTF8')`;
     const text = `SELECT count(*)::int AS n, pg_backend_pid() AS pid ${from}`;
-    const result = await this.#run(text.replace(/\$(\d+)/g, (_, at) => literal(values[at - 1])));
+    // The name of the schema, which is quoted, may contain a dollar and a digit.
+    const whole = text.replace(/"[^"]*"|\$(\d+)/g, (part, at) =>
+      at ? literal(values[at - 1]) : part,
+    );
+    const result = await this.#run(whole);
     // Sequelize returns a pair of the rows and its metadata.
     const { rows } = Object(result) as { rows?: unknown };
     const [count, pid] = Object.values(Object([rows ?? result].flat(2)[0]));

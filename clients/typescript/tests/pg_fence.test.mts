@@ -534,6 +534,13 @@ const ORMS: Record<string, () => Orm | Promise<Orm>> = {
   },
 };
 
+test("the name of the schema may have a dollar and a digit", async () => {
+  const texts: string[] = [];
+  const query = async (text: string) => [{ n: texts.push(text), pid: 1 }];
+  await new Fence(on, { schema: 'my "$1"' }).adopted("job", 1).guard(query, async () => {});
+  assert.match(texts.join(), /"my ""\$1"""\.lease_guard\(x\.name/);
+});
+
 for (const [name, open] of Object.entries(ORMS)) {
   test(`${name}: a lease guards its transaction, and is released if that commits`, async (t) => {
     const [begin, close] = await open();
