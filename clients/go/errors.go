@@ -272,7 +272,12 @@ func typed(err error, kind Kind, isOfTable bool, role string) error {
 		if strings.Contains(message, "lease_adopt") {
 			level = ", 'adopter'"
 		}
-		remedy := "an administrator grants it: SELECT fence_grant('" + role + "'" + level + ")"
+		granted := role
+		if strings.Trim(role, "abcdefghijklmnopqrstuvwxyz0123456789_…") != "" {
+			// The server reads the text as an identifier.
+			granted = strings.ReplaceAll(pgx.Identifier{role}.Sanitize(), "'", "''")
+		}
+		remedy := "an administrator grants it: SELECT fence_grant('" + granted + "'" + level + ")"
 		switch {
 		case isOfTable:
 			remedy = "for rows of a table it needs SELECT and UPDATE"

@@ -542,8 +542,10 @@ func TestALeaseSaysByWhomItIsTakenAndWhoMayUseIt(t *testing.T) {
 	err := acquireErr(p.fence, long, "b", "c")
 	taken := p.isError(err, pgfence.LeaseTaken, "by it's me", "at the most")
 	p.equal(taken.Remaining.Round(10*time.Second), 30*time.Second)
-	p.sql("CREATE ROLE monday LOGIN; CREATE ROLE tuesday LOGIN")
+	p.sql(`CREATE ROLE "It's Me" LOGIN; CREATE ROLE monday LOGIN; CREATE ROLE tuesday LOGIN`)
 	as := func(role string) string { return strings.Replace(url, "user=postgres", "user="+role, 1) }
+	me := pgfence.New(as("It%27s%20Me"))
+	p.isError(acquireErr(me, long, "job"), pgfence.NotGranted, `fence_grant('"It''s Me"')`)
 	monday := pgfence.New(as("monday"))
 	p.isError(acquireErr(monday, long, "job"), pgfence.NotGranted, "fence_grant('monday')")
 	err = keepRowErr(monday, "orders", pgfence.RowOptions{Deadline: "until"})
@@ -553,7 +555,7 @@ func TestALeaseSaysByWhomItIsTakenAndWhoMayUseIt(t *testing.T) {
 	conn := must(pgx.Connect(background, as("tuesday")))
 	p.isError(lease.Guard(background, conn, nil), pgfence.NotGranted, "tuesday", "act as one role")
 	noError(cmp.Or(conn.Close(background), lease.Release()))
-	p.sql("SELECT fence_revoke('monday'), fence_revoke('tuesday'); DROP ROLE monday, tuesday")
+	p.sql("SELECT fence_revoke('monday'), fence_revoke('tuesday'); DROP ROLE monday, tuesday, \"It's Me\"")
 }
 
 func TestALeaderEndsWithAnErrorOfItsWork(t *testing.T) {

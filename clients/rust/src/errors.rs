@@ -343,6 +343,14 @@ fn database_error(error: &(dyn StdError + 'static)) -> Option<(Refused, bool)> {
     })
 }
 
+/// Returns a role as the server reads it in a text, as an identifier.
+fn quoted(role: &str) -> String {
+    match role.chars().all(|c| matches!(c, 'a'..='z' | '0'..='9' | '_' | '…')) {
+        true => role.to_owned(),
+        false => format!("\"{}\"", role.replace('"', "\"\"").replace('\'', "''")),
+    }
+}
+
 /// What to do if the login role changes while a lease is held.
 const OTHER_ROLE: &str = "a lease is used by the role that acquired it, and by its members: where login \
      roles change, let all of them act as one role (options=-c role=…, or SET ROLE)";
@@ -400,6 +408,7 @@ impl Display for Error {
                     return Ok(());
                 }
                 let level = if message.contains("lease_adopt") { ", 'adopter'" } else { "" };
+                let role = quoted(role);
                 write!(f, " (an administrator grants it: SELECT fence_grant('{role}'{level}))")
             }
             Error::NoConnection(tries, _) => write!(f, "cannot connect to a server: {tries}"),

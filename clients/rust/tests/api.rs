@@ -286,6 +286,10 @@ async fn a_fatal_error_of_the_commit_is_in_doubt() {
 #[tokio::test]
 async fn an_error_says_what_another_role_lacks() {
     let (shop, other) = (Shop::new().await, config(|config| config.user("rust_1")));
+    shop.sql("CREATE ROLE \"Rust's 2\" LOGIN").await;
+    let me = Fence::at([config(|config| config.user("Rust's 2"))], NoTls);
+    let message = me.lease("job").acquire().await.unwrap_err().to_string();
+    assert!(message.ends_with("SELECT fence_grant('\"Rust''s 2\"'))"), "{message}");
     let role = "CREATE ROLE rust_1 LOGIN; SELECT fence_grant('rust_1'); DROP TABLE IF EXISTS runs;
         CREATE TABLE runs (id int); SELECT fence_protect('runs', deadline => 'held_until')";
     shop.sql(role).await;
@@ -300,7 +304,7 @@ async fn an_error_says_what_another_role_lacks() {
     );
     fence.close().await;
     drop(client);
-    shop.sql("SELECT fence_revoke('rust_1'); DROP ROLE rust_1").await;
+    shop.sql("SELECT fence_revoke('rust_1'); DROP ROLE rust_1, \"Rust's 2\"").await;
 }
 
 static CHECKED_LEASE: OnceLock<Lease> = OnceLock::new();

@@ -200,7 +200,10 @@ export function typed(error: unknown, type: ErrorType, role = "…", isOfRows = 
   }
   if (type === "NotGranted") {
     const level = message.includes("lease_adopt") ? ", 'adopter'" : "";
-    let remedy = `an administrator grants it: SELECT fence_grant('${role}'${level})`;
+    // The server reads the text as an identifier.
+    const quoted = /^[a-z0-9_…]*$/.test(role) ? role : `"${role.replaceAll('"', '""')}"`;
+    const granted = quoted.replaceAll("'", "''");
+    let remedy = `an administrator grants it: SELECT fence_grant('${granted}'${level})`;
     if (message.includes("was granted to another role")) remedy = ANOTHER_ROLE;
     if (isOfRows) remedy = "for rows of a table it needs SELECT and UPDATE";
     return new NotGranted(`the role ${role} may not use the lease: ${message}; ${remedy}`, error);

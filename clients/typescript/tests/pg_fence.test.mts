@@ -232,11 +232,11 @@ test("a renewal without an answer is logged as that", async (t) => {
 });
 
 test("a failed acquire says why, at once if no retry can open a connection", async (t) => {
-  await admin.query("CREATE ROLE nobody_else LOGIN");
-  t.after(() => admin.query("DROP ROLE nobody_else"));
+  await admin.query(`CREATE ROLE "Nobody's" LOGIN`);
+  t.after(() => admin.query(`DROP ROLE "Nobody's"`));
   const fails = () => Promise.reject(new Error("no secret"));
   const cases: [RegExp, unknown][] = [
-    [/^NotGranted: .*fence_grant\('nobody_else'\)/, as("nobody_else")],
+    [/^NotGranted: .*fence_grant\('"Nobody''s"'\)/, as("Nobody's")],
     [/^NoConnection: .*does not exist/, { ...as(`${user}`), database: "nowhere" }],
     [/^NoConnection: .*no secret/, fails],
   ];
