@@ -40,6 +40,8 @@ type heartbeat struct {
 	checkedAt   time.Duration
 	lastID      int
 	closed      chan struct{}
+	// ended has the names of the leases that the current input has ended, by the reason, for the log.
+	ended map[Reason][]string
 	// reports send the events, the replies and the log, in their order and without the lock.
 	reports     []func()
 	isReporting bool
@@ -64,6 +66,7 @@ func newHeartbeat(open func(context.Context) (Conn, error)) *heartbeat {
 		open: open, states: newLeaseStates(rand.Int64N(1001)),
 		leases: map[string]*Lease{}, acquires: map[string]*acquire{},
 		connections: map[int]*connection{}, closed: make(chan struct{}),
+		ended: map[Reason][]string{},
 	}
 	h.timer = time.AfterFunc(time.Hour, h.tick)
 	h.timer.Stop()
@@ -83,6 +86,7 @@ func span(ms int64) time.Duration {
 func (h *heartbeat) input(answerTo int, decide func()) {
 	h.mu.Lock()
 	effects := h.states.step(clock(), answerTo, decide)
+	clear(h.ended)
 	for i := range effects {
 		h.carryOut(&effects[i])
 	}
@@ -193,7 +197,8 @@ func (h *heartbeat) carryOut(e *effect) {
 		}
 		args := []any{"reason", reason}
 		if e.Count > 0 {
-			args = append(args, "count", e.Count)
+			names := h.ended[cmp.Or(e.Reason, "unconfirmed")]
+			args = append(args, "count", e.Count, "names", names[:min(3, len(names))])
 		}
 		h.warn(line, args...)
 	case e.Closed:
@@ -218,6 +223,9 @@ func (h *heartbeat) applyEvent(e *effect) {
 	case "released":
 		delete(h.leases, e.Key)
 		l.end(newLeaseLost(ReasonReleased, "", l.names...))
+	}
+	if e.Reason != "" {
+		h.ended[e.Reason] = append(h.ended[e.Reason], l.names...)
 	}
 	h.emit(Event{e.Event, l.names, e.Token, span(e.Remaining), e.Reason})
 }

@@ -592,6 +592,19 @@ func TestALeaderGoesOnAfterAServerThatDoesNotAnswer(t *testing.T) {
 	noError(conn.Close(background))
 }
 
+func TestTheLogNamesTheLeasesThatAreLost(t *testing.T) {
+	p, log := newFixture(t), &strings.Builder{}
+	slog.SetDefault(slog.New(slog.NewTextHandler(log, nil)))
+	lease := p.acquire(pgfence.Options{}, "a", "b", "c", "d")
+	p.sql("SELECT lease_revoke('a')")
+	p.isError(lease.Release(), pgfence.LeaseLost)
+	// This answer comes after the line.
+	p.acquire(long, "e")
+	if line := log.String(); !strings.Contains(line, `reason=gone count=1 names="[a b c]"`) {
+		p.Error(line)
+	}
+}
+
 func TestALeaderOfAClosedFenceDoesNotTryAgain(t *testing.T) {
 	p, isInterrupted := newFixture(t), false
 	fence := pgfence.New(url, pgfence.OnEvent(func(e pgfence.Event) {

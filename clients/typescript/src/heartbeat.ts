@@ -97,6 +97,8 @@ export class Heartbeat {
   #lastId = 0;
   /** The error of the call that the input answers. A call that got no answer has none. */
   #lastError: unknown;
+  /** The reasons and names of the leases that the current input has ended, for the log. */
+  #ended: (readonly [Reason | undefined, string])[] = [];
   #timer: NodeJS.Timeout | undefined;
   /** Events and replies for the program, which are called in their order, after the effects were
    * carried out. */
@@ -128,7 +130,7 @@ export class Heartbeat {
     const at = clock();
     const effects = this.#states.step(at, () => decide(this.#states), answerTo);
     for (const effect of effects) this.#carryOut(effect);
-    this.#lastError = undefined;
+    [this.#lastError, this.#ended] = [undefined, []];
     this.#schedule(at);
     this.#runCallbacks();
   }
@@ -181,6 +183,7 @@ export class Heartbeat {
       this.#holdings.delete(key);
       this.#watched.delete(holding);
       holding.endReason = kind === "lost" ? reason : "released";
+      this.#ended.push([reason, holding.names.join(", ")]);
       holding.advice = advice;
     }
     if (kind !== "acquired") for (const resolve of holding.waiters.splice(0)) resolve();
@@ -213,7 +216,10 @@ export class Heartbeat {
     if (log === "not renewed") {
       return warn(`leases are not renewed, and it is tried again: ${this.#lastError ?? code}`);
     }
-    warn(`leases are ${log}${reason === undefined ? "" : ` (${reason})`}: ${count}`);
+    const ended = this.#ended.filter(([why]) => why === (reason ?? "unconfirmed"));
+    const names = ended.map(([, name], at) => (at < 3 ? name : "…")).slice(0, 4);
+    const which = names.length > 0 ? ` (${names.join("; ")})` : "";
+    warn(`leases are ${log}${reason === undefined ? "" : ` (${reason})`}: ${count}${which}`);
   }
 
   // Calls.

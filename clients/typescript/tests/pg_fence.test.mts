@@ -434,6 +434,15 @@ test("events come in their order, to a handler that may fail", async () => {
   assert.equal(events.join(), "acquired,lostgone,interrupted,acquired,released");
 });
 
+test("a warning names the leases that are lost", async () => {
+  const lease = await fence.lease(["order:7", "order:8"], LONG);
+  const warned = once(process, "warning");
+  await revoke();
+  await lease.release();
+  const [{ message }] = await warned;
+  assert.equal(message, "leases are lost (gone): 1 (order:7, order:8)");
+});
+
 test("a leader of a closed fence does not try again", async () => {
   const events: string[] = [];
   const made = new Fence(on, { onEvent: ({ kind }) => void events.push(kind) });
