@@ -340,14 +340,14 @@ class Tests(unittest.TestCase):
 
         # Nothing is sent of a value of the wrong type.
         unsent, text = Fence(fails).lease, "false,1); CREATE"
-        self.admin.execute("DROP ROLE IF EXISTS no_one; CREATE ROLE no_one LOGIN")
-        self.addCleanup(self.admin.execute, "DROP ROLE no_one")
+        self.admin.execute('DROP ROLE IF EXISTS "No one"; CREATE ROLE "No one" LOGIN')
+        self.addCleanup(self.admin.execute, 'DROP ROLE "No one"')
         engine = create_engine(PSYCOPG)
         commits = engine.connect().execution_options(isolation_level="AUTOCOMMIT")
         self.addCleanup(engine.dispose)
         self.addCleanup(commits.close)
         night = self.fence.lease(["held", "b"], holder="night shift").__enter__()
-        others = {"user": "no_one"}, {"dbname": "no_one"}, {"sslmode": "require"}
+        others = {"user": "No one"}, {"dbname": "no_one"}, {"sslmode": "require"}
         stranger, nowhere, secure = (make_conninfo(URL, **other) for other in others)
         lease, keep, guard = self.fence.lease, self.keep, self.fence.adopted("job", 3).guard
         wait, begun = 20 * SECOND, time.monotonic()
@@ -355,7 +355,7 @@ class Tests(unittest.TestCase):
             (LeaseTaken, "by night shift, for .* at the most", lambda: lease("held")),
             (psycopg.DataError, "NUL", lambda: lease("a\0b")),
             (pg_fence.NotInstalled, "schema=", lambda: Fence(URL, schema='%s "').lease("job")),
-            (NotGranted, r"fence_grant\('no_one'\)", lambda: Fence(stranger).lease("job")),
+            (NotGranted, "fence_grant.'\"No one\"'.", lambda: Fence(stranger).lease("job")),
             # What no other try opens is not waited for.
             (OperationalError, "SSL", lambda: Fence(secure).lease("job", wait=wait)),
             (OperationalError, "not exist", lambda: Fence(nowhere).lease("job", wait=wait)),
@@ -382,8 +382,8 @@ class Tests(unittest.TestCase):
             with self.subTest(says), self.assertRaisesRegex(error, says):
                 asks().__enter__()
         self.assertLess(time.monotonic() - begun, 20)
-        self.value("SELECT fence_grant('no_one')")
-        self.addCleanup(self.value, "SELECT fence_revoke('no_one')")
+        self.value("SELECT fence_grant('\"No one\"')")
+        self.addCleanup(self.value, "SELECT fence_revoke('\"No one\"')")
         with self.fence.lease("job") as held, psycopg.connect(stranger) as connection:
             with self.assertRaisesRegex(NotGranted, "act as one role .options=-c role"):
                 held.guard(connection).__enter__()
@@ -539,7 +539,7 @@ class Tests(unittest.TestCase):
         refused = asyncpg.connect("postgresql://127.0.0.1:1/nowhere")
         steps = iter([lambda: asyncio.run(refused), lambda: 7])
         stop = threading.Event()
-        with Fence(URL, on_event=listen) as fence, self.assertLogs("pg_fence"):
+        with Fence(URL, on_event=listen) as fence, self.assertLogs("pg_fence") as logs:
             with self.assertRaises(LeaseLost), fence.lease("a", ttl=SHORT, at_most=SHORT) as lease:
                 self.assertTrue(lease.lost.wait(60))
             with self.assertRaises(ZeroDivisionError), fence.lease("job"):
@@ -549,6 +549,7 @@ class Tests(unittest.TestCase):
             threading.Timer(0.3, stop.set).start()
             with fence.lease("job"):
                 self.assertIsNone(fence.lead("job", lambda _: 7, stop=stop))
+        self.assertIn("leases are lost (gone): 1 (job)", logs.output[1])
         with self.assertNoLogs("pg_fence"):
             self.assertRaisesRegex(pg_fence.FenceError, "is closed", fence.lead, "job", id)
         told = ["acquired", "lostat_most", "acquired", "lostgone", "acquired", "released"]

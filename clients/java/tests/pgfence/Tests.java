@@ -304,27 +304,29 @@ final class Tests {
                 NotInstalled.class,
                 "search_path",
                 () -> works(new Fence(URL).schema("else\"where")));
-        sql("CREATE ROLE login_1 LOGIN; CREATE ROLE login_2 LOGIN; SELECT fence_grant('login_1')");
-        Iterator<String> logins = List.of("login_1", "login_2", "login_2").iterator();
+        sql(
+                "CREATE ROLE login_1 LOGIN; CREATE ROLE \"Login 2\" LOGIN; SELECT"
+                        + " fence_grant('login_1')");
+        Iterator<String> logins = List.of("login_1", "Login 2", "Login 2").iterator();
         Fence other = new Fence(() -> as(logins.next()));
         Lease rotated = other.lease("job", new Options().ttl(TTL));
         Holding adopted = other.adopted("x", 7);
-        try (Connection own = as("login_2")) {
+        try (Connection own = as("Login 2")) {
             Class<NotGranted> may = NotGranted.class;
-            raises(may, "fence_grant.'login_2'.", () -> rotated.guard(own, () -> {}));
-            sql("SELECT fence_grant('login_2')");
+            raises(may, "fence_grant.'.Login 2.'.", () -> rotated.guard(own, () -> {}));
+            sql("SELECT fence_grant('\"Login 2\"')");
             Options columns = SHORT.columns("fence", "till");
             Executable row = () -> other.keepRow("runs", Map.of("id", 7), 7, columns);
             raises(may, "needs SELECT and UPDATE", row);
             raises(may, "act as one role", () -> rotated.guard(own, () -> {}));
-            raises(may, "fence_grant.'login_2', 'adopter'", () -> adopted.guard(own, () -> {}));
+            raises(may, "fence_grant.'.Login 2.', 'adopter'", () -> adopted.guard(own, () -> {}));
         }
         sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'login_1'");
         eventually(() -> !rotated.isHeld());
         raises(LeaseLost.class, "lost .refused.: .* act as one role", rotated::check);
         other.close();
-        sql("SELECT lease_revoke('job'), fence_revoke('login_1'), fence_revoke('login_2')");
-        sql("DROP ROLE login_1, login_2");
+        sql("SELECT lease_revoke('job'), fence_revoke('login_1'), fence_revoke('\"Login 2\"')");
+        sql("DROP ROLE login_1, \"Login 2\"");
     }
 
     private static Connection as(String role) throws SQLException {
@@ -491,6 +493,7 @@ final class Tests {
     @Test
     void aLogThatHangsDelaysNoCallAndNoRenewal() throws Exception {
         CompletableFuture<Boolean> isHeld = new CompletableFuture<>();
+        CompletableFuture<String> first = new CompletableFuture<>();
         CompletableFuture<Void> mayEnd = new CompletableFuture<>();
         Lease renewed = fence.lease("renewed", SHORT);
         Lease late = fence.lease("late", LONG.atMost(TTL.plusSeconds(2)));
@@ -499,12 +502,14 @@ final class Tests {
                 new StreamHandler() {
                     @Override
                     public void publish(LogRecord line) {
+                        first.complete(line.getMessage());
                         isHeld.completeAsync(lease::isHeld).join();
                         mayEnd.join();
                     }
                 };
         Logger.getLogger("pgfence").addHandler(handler);
         assertFalse(isHeld.get(30, TimeUnit.SECONDS));
+        assertEquals("leases are lost (at_most): 1 (job)", first.join());
         assertEquals(Reason.AT_MOST, late.lost().get(30, TimeUnit.SECONDS).reason());
         renewed.check();
         // A leader whose line hangs ends when it is stopped.

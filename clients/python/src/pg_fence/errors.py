@@ -171,7 +171,12 @@ def typed(
     if kind == "NotGranted":
         role = role or "…"
         level = ", 'adopter'" if "lease_adopt" in str(error) else ""
-        remedy = f"an administrator grants it: SELECT fence_grant('{role}'{level})"
+        # The server reads the text as an identifier.
+        quoted = (
+            role if re.fullmatch("[a-z0-9_…]*", role) else '"{}"'.format(role.replace('"', '""'))
+        )
+        granted = quoted.replace("'", "''")
+        remedy = f"an administrator grants it: SELECT fence_grant('{granted}'{level})"
         remedy = _ANOTHER_ROLE if "was granted to another role" in str(error) else remedy
         remedy = "for rows of a table it needs SELECT and UPDATE" if of_table else remedy
         return NotGranted(f"the role {role} may not use the lease: {error}; {remedy}")

@@ -128,6 +128,8 @@ class Heartbeat:
         self._holdings: dict[str, Holding] = {}
         self._connections: dict[int, Connection] = {}
         self._checked_at = 0
+        #: The reasons and names of the leases that a step has ended, for the log.
+        self._ended: list[tuple[str, str]] = []
         #: The inputs, each with the number of the call that it answers, or 0.
         self._inbox: queue.SimpleQueue[tuple[Callable[[], object], int, Future[None]]]
         self._inbox = queue.SimpleQueue()
@@ -257,6 +259,7 @@ class Heartbeat:
                     self._thread = None
                     return False
         decide, answer_to, future = (lambda: None), 0, uncancellable()
+        self._ended = []
         try:
             left = None if wake >= NEVER else (wake - at) / 1000
             with contextlib.suppress(queue.Empty):
@@ -322,7 +325,9 @@ class Heartbeat:
             case {"log": line}:
                 count, reason = effect["count"], effect["reason"]
                 more = f" ({reason})" if reason else ""
-                self._log("leases are %s%s%s", line, more, f": {count}" if count else "")
+                ended = [names for why, names in self._ended if why == (reason or "unconfirmed")]
+                which = "; ".join(ended[:3] + ["…"] * (len(ended) > 3))
+                self._log("leases are %s%s: %s (%s)", line, more, count, which)
             case {"closed": _}:
                 self._closed.set_result(None)
 
@@ -341,6 +346,7 @@ class Heartbeat:
         if event in {"lost", "released"}:
             del self._holdings[key]
             holding.end()
+            self._ended.append((effect["reason"], ", ".join(holding.display_names)))
         left, reason = effect["remaining"], effect["reason"]
         self._emit(event, holding.display_names, effect["token"], left, reason)
 

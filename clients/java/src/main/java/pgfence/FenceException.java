@@ -241,7 +241,11 @@ public sealed class FenceException extends RuntimeException {
                 return who + "keep rows of " + table.name() + why + "it needs SELECT and UPDATE";
             }
             String level = why.contains("lease_adopt") ? "', 'adopter')" : "')";
-            String grant = "an administrator grants it: SELECT fence_grant('" + role + level;
+            // The server reads the text as an identifier.
+            boolean isPlain = role.matches("[a-z0-9_…]*");
+            String quoted = isPlain ? role : '"' + role.replace("\"", "\"\"") + '"';
+            String granted = quoted.replace("'", "''") + level;
+            String grant = "an administrator grants it: SELECT fence_grant('" + granted;
             boolean isOtherRole = why.contains("was granted to another role");
             return who + "use the lease" + why + (isOtherRole ? ANOTHER_ROLE : grant);
         }

@@ -60,6 +60,9 @@ final class Heartbeat {
     private int lastId;
     private String lastError;
 
+    /** What the current input has ended, for the log. */
+    private final List<Fence.Event> ended = new ArrayList<>();
+
     Heartbeat(Source source, String noConnection) {
         this.source = source;
         this.noConnection = noConnection;
@@ -97,6 +100,7 @@ final class Heartbeat {
 
     /** Gives an input to the states that is about a call: {@code answerTo} is its number. */
     private synchronized void input(int answerTo, Consumer<LeaseStates> input) {
+        ended.clear();
         for (Effect effect : states.step(Clock.now(), answerTo, () -> input.accept(states))) {
             carryOut(effect);
         }
@@ -218,9 +222,15 @@ final class Heartbeat {
             warn(what + ", and it is tried again: " + (isUnknown ? line.code() : lastError));
             return;
         }
-        String reason = line.reason() == null ? "" : " (" + line.reason() + ")";
-        String count = line.count() > 1 ? line.count() + " leases are " : "leases are ";
-        warn(count + line.log() + reason);
+        Reason reason = line.reason();
+        List<String> names =
+                ended.stream()
+                        .filter(of -> of.reason() == (reason == null ? Reason.UNCONFIRMED : reason))
+                        .map(of -> String.join(", ", of.names()))
+                        .toList();
+        String first = String.join("; ", names.subList(0, Math.min(3, names.size())));
+        String which = ": " + line.count() + " (" + first + (names.size() > 3 ? "; …)" : ")");
+        warn("leases are " + line.log() + (reason == null ? "" : " (" + reason + ")") + which);
     }
 
     /** Writes a line to the log. A handler that throws does not end the heartbeat. */
@@ -264,8 +274,12 @@ final class Heartbeat {
                 lease.end(Reason.RELEASED, null);
             }
         }
-        Duration remaining = Duration.ofMillis(event.remaining());
-        emit(new Fence.Event(kind, lease.names(), event.token(), remaining, event.reason()));
+        Duration left = Duration.ofMillis(event.remaining());
+        var report = new Fence.Event(kind, lease.names(), event.token(), left, event.reason());
+        if (event.reason() != null) {
+            ended.add(report);
+        }
+        emit(report);
     }
 
     void emit(Fence.Event event) {
