@@ -24,6 +24,8 @@ pub struct Plan {
     pub moves: bool,
     /// True if the trigger fires on DELETE, so that it sees rows that leave the partition.
     pub sees_leaving: bool,
+    /// True if the table has a trigger that fires on INSERT, so that it sees rows that arrive.
+    pub sees_arriving: bool,
     /// True if the table has a second trigger that verifies the row after all others.
     pub verified: bool,
     /// The nesting depth of triggers at this statement; used for partitions only.
@@ -112,6 +114,7 @@ impl Plan {
             tokens: tokens::sequence()?,
             moves,
             sees_leaving: declaration.fires_on_delete,
+            sees_arriving: declaration.sees_inserts,
             verified: declaration.has_twin,
             depth: if moves { call.depth() } else { 0 },
         })

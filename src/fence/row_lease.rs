@@ -74,7 +74,9 @@ fn order_of(call: &TriggerCall, plan: &Plan) -> fence::Write {
 /// checked.
 fn is_half_of_move(call: &TriggerCall, plan: &Plan) -> bool {
     match (call.event, call.old, call.new) {
-        (Event::Delete, Some(old), _) => row_moves::leaves(plan.depth, old.id(call)),
+        (Event::Delete, Some(old), _) => {
+            row_moves::leaves(plan.depth, old.id(call), plan.sees_arriving)
+        }
         (Event::Insert, _, Some(new)) => {
             let fence = call.columns.token(new, &plan.column).unwrap_or(Token::BEFORE_ALL);
             row_moves::take_under_way(plan.depth).is_some_and(|landing| landing.fence == fence)

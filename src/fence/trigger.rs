@@ -71,7 +71,7 @@ fn before<const MANAGED: bool>(call: &TriggerCall, plan: &Plan) -> Result<pg_sys
         write.named = names_fence(call, plan);
         return replicated(call, plan, write);
     }
-    let leaves = |old: Tuple| row_moves::leaves(plan.depth, old.id(call));
+    let leaves = |old: Tuple| row_moves::leaves(plan.depth, old.id(call), plan.sees_arriving);
     if plan.moves && call.event == Event::Delete && old.is_some_and(leaves) {
         return Ok(call.pass(old));
     }

@@ -13,6 +13,7 @@ use std::io::Write;
 /// From catalog/pg_trigger.h, in the type of `tgtype`.
 const BEFORE_BIT: i16 = pg_sys::TRIGGER_TYPE_BEFORE as i16;
 const DELETE_BIT: i16 = pg_sys::TRIGGER_TYPE_DELETE as i16;
+const BEFORE_INSERT: i16 = BEFORE_BIT | pg_sys::TRIGGER_TYPE_INSERT as i16;
 
 /// The column types that may be part of a lease's name: no setting changes the text of their values.
 pub const PLACEHOLDER_TYPES: [pg_sys::Oid; 7] = [
@@ -51,11 +52,11 @@ pub struct RowId {
 
 impl RowId {
     /// Returns true if an UPDATE of this transaction has moved the row to another partition: the server marks the version
-    /// that it deletes then. Returns false if another trigger has skipped that DELETE. Always returns true if the table is
-    /// no heap.
+    /// that it deletes then. Returns false if another trigger has skipped that DELETE. (The mark of a move that was rolled
+    /// back may still be there.) Always returns true if the table is no heap.
     pub fn has_moved(&self) -> bool {
-        let snapshot_type = pg_sys::SnapshotType::SNAPSHOT_ANY;
-        let mut any = pg_sys::SnapshotData { snapshot_type, ..Default::default() };
+        let snapshot_type = pg_sys::SnapshotType::SNAPSHOT_SELF;
+        let mut now = pg_sys::SnapshotData { snapshot_type, ..Default::default() };
         let t_self = self.version.place();
         let mut tuple = pg_sys::HeapTupleData { t_self, ..Default::default() };
         let mut buffer = 0;
@@ -66,12 +67,15 @@ impl RowId {
                 let table = raw::relation_open(self.table, pg_sys::NoLock as c_int);
                 let has_moved = if (*(*table).rd_rel).relam != pg_sys::HEAP_TABLE_AM_OID {
                     true
-                } else if raw::heap_fetch(table, &mut any, &mut tuple, &mut buffer, false) {
-                    let next = (*tuple.t_data).t_ctid.ip_posid;
-                    raw::ReleaseBuffer(buffer);
-                    u32::from(next) == pg_sys::MovedPartitionsOffsetNumber
                 } else {
-                    false
+                    let is_there = raw::heap_fetch(table, &mut now, &mut tuple, &mut buffer, true);
+                    let mark = pg_sys::MovedPartitionsOffsetNumber;
+                    let is_marked = !tuple.t_data.is_null()
+                        && u32::from((*tuple.t_data).t_ctid.ip_posid) == mark;
+                    if buffer != 0 {
+                        raw::ReleaseBuffer(buffer);
+                    }
+                    is_marked && !is_there
                 };
                 raw::relation_close(table, pg_sys::NoLock as c_int);
                 has_moved
@@ -134,6 +138,8 @@ pub struct Declaration<'a> {
     pub arguments: Vec<&'a [u8]>,
     /// True if the trigger fires on DELETE, too.
     pub fires_on_delete: bool,
+    /// True if the table has a trigger of the same function that fires before an INSERT.
+    pub sees_inserts: bool,
     /// True if the table has an AFTER ROW trigger of the same function, which checks rows after all others.
     pub has_twin: bool,
     /// True if the table is a partition.
@@ -195,14 +201,17 @@ impl TriggerCall {
             let (relation, trigger) = ((*self.data).tg_relation, &*(*self.data).tg_trigger);
             let argument = |i| CStr::from_ptr(*trigger.tgargs.add(i)).to_bytes();
             let all = (*relation).trigdesc;
-            let is_twin = |other: &pg_sys::Trigger| {
-                other.tgfoid == trigger.tgfoid && other.tgtype & BEFORE_BIT == 0
+            let has_one = |fits: fn(&pg_sys::Trigger) -> bool| {
+                let is_one =
+                    |other: &pg_sys::Trigger| other.tgfoid == trigger.tgfoid && fits(other);
+                !all.is_null()
+                    && (0..(*all).numtriggers as usize).any(|i| is_one(&*(*all).triggers.add(i)))
             };
             Declaration {
                 arguments: (0..trigger.tgnargs as usize).map(argument).collect(),
                 fires_on_delete: trigger.tgtype & DELETE_BIT != 0,
-                has_twin: !all.is_null()
-                    && (0..(*all).numtriggers as usize).any(|i| is_twin(&*(*all).triggers.add(i))),
+                sees_inserts: has_one(|other| other.tgtype & BEFORE_INSERT == BEFORE_INSERT),
+                has_twin: has_one(|other| other.tgtype & BEFORE_BIT == 0),
                 on_partition: (*(*relation).rd_rel).relispartition,
             }
         }
