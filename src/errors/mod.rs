@@ -127,6 +127,11 @@ pub fn quoted(name: &[u8]) -> String {
     format!("\"{text}\"")
 }
 
+/// A name as an SQL identifier.
+fn identifier(name: &[u8]) -> String {
+    format!("\"{}\"", to_utf8(name).replace('"', "\"\""))
+}
+
 /// A text as an SQL literal that is valid under either value of `standard_conforming_strings`.
 pub fn literal(text: &[u8]) -> String {
     let quoted = to_utf8(text).replace('\'', "''");
@@ -628,7 +633,7 @@ pub struct RowLease {
 pub fn of_row_lease(reason: Reason, row: RowLease) -> Report {
     let token = row.presented.map_or(String::new(), |token| format!(" {token}"));
     let not_the_rows = format!("fencing token{token} does not speak for the row");
-    let (fence, deadline) = (quoted(&row.fence), quoted(&row.deadline));
+    let (fence, deadline) = (identifier(&row.fence), identifier(&row.deadline));
     let claim = "claim the row anew, or stop";
     let (sqlstate, message, hint) = match reason {
         Reason::Stale => {
@@ -675,7 +680,7 @@ pub fn of_row_lease(reason: Reason, row: RowLease) -> Report {
         ),
         Reason::PastDeadline => (
             SqlState::InvalidParameterValue,
-            format!("the deadline in column {deadline} has passed"),
+            format!("the deadline in column {} has passed", quoted(&row.deadline)),
             format!(
                 "Nothing was claimed. Compute the deadline from clock_timestamp() in the statement itself, or try again; to give a row up, SET {deadline} = NULL."
             ),
