@@ -972,11 +972,15 @@ may_write AS (
 
 subscriber AS (
     SELECT 19, w.root_n, NULL::bigint, 1000000 + row_number() OVER (PARTITION BY w.root ORDER BY u.subname), w.root_rel,
-           'hole', format('subscription "%s" belongs to %I, who decides what it writes here, past the fence (drop it)',
-               u.subname, pg_get_userbyid(u.subowner)), NULL
+           'hole', format('subscription "%s" belongs to %I, who %s here, past the fence (drop it)', u.subname,
+               pg_get_userbyid(u.subowner), CASE WHEN writes THEN 'decides what it writes' ELSE 'may have it write' END), NULL
       FROM may_write w JOIN pg_subscription u ON u.subowner = w.role
-     WHERE EXISTS (SELECT FROM member m JOIN pg_subscription_rel r ON r.srrelid = m.oid
-                    WHERE m.root = w.root AND r.srsubid = u.oid)),
+     CROSS JOIN LATERAL (
+           SELECT EXISTS (SELECT FROM member m JOIN pg_subscription_rel r ON r.srrelid = m.oid
+                           WHERE m.root = w.root AND r.srsubid = u.oid)) AS its (writes)
+     WHERE u.subdbid = (SELECT oid FROM pg_database WHERE datname = current_database())
+       AND (writes OR EXISTS (SELECT FROM pg_roles who WHERE who.rolcanlogin AND NOT who.rolsuper
+                                 AND pg_has_role(who.oid, w.role, 'MEMBER')))),
 
 may_subscribe AS (
     SELECT 19, w.root_n, NULL::bigint, 2000000 + row_number() OVER (PARTITION BY w.root ORDER BY g.rolname), w.root_rel,
