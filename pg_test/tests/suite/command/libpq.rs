@@ -42,6 +42,9 @@ const CASES: &[&str] = &[
     "-d||-h|127.0.0.1|-p||-U||PGPORT=$A|PGUSER=me|PGDATABASE=shop",
     // URLs.
     "-d|postgres://me:p%40w@127.0.0.1:$A/shop?application_name=a&",
+    "-d|postgres://me@127.0.0.1:$A/shop |PGDATABASE=other",
+    "-d|postgres://me:p w@127.0.0.1:$A/shop",
+    "-d|postgres://me@127.0.0.1:$A/a%20b?options=%20-c%20a.b%3D1",
     "-d|postgres://me@127.0.0.1:$A/shop%zz",
     "-d|postgres://me@127.0.0.1:$A/shop%2",
     "-d|postgres://me@127.0.0.1:$A/sh%00op",

@@ -125,8 +125,12 @@ fn host_and_port(text: &str) -> Result<(&str, &str)> {
     }
 }
 
-/// Decodes `%xx`. A `%` without two digits would be kept by the decoder, and name another database than libpq's error.
+/// Decodes `%xx`. A `%` without two digits would be kept by the decoder, and name another database than libpq's error. A
+/// space is kept by older versions of libpq, and newer ones drop or refuse it.
 fn decoded(text: &str) -> Result<String> {
+    if text.contains(' ') {
+        return Err(malformed("a space in a URL is written %20"));
+    }
     for token in text.split('%').skip(1) {
         let is_byte = token.get(..2).is_some_and(|digits| u8::from_str_radix(digits, 16).is_ok());
         if !is_byte || token.starts_with(['+', '-']) || token.starts_with("00") {
@@ -188,6 +192,10 @@ mod tests {
         for bad in
             ["db/a%zz", "db/a%2", "db/a%+1", "db/%00", "db?sslmode", "db?options=a=b", "db?&user=a"]
         {
+            assert!(parse(&format!("postgres://{bad}")).is_err(), "{bad}");
+        }
+        assert_eq!(read("postgres://db/a%20b"), ["dbname=a b", "host=db"]);
+        for bad in [" db", "db/shop ", "db/a b", "me: @db", "db?user= a"] {
             assert!(parse(&format!("postgres://{bad}")).is_err(), "{bad}");
         }
         for bad in ["[]", "[::1", "[::1]5432"] {
