@@ -140,8 +140,12 @@ impl InstallDir {
         self.major != release_candidate::MAJOR
     }
 
-    /// Adds pg_repack: from Debian's package if there is one for this version, else built from its source.
+    /// Adds pg_repack if the copy does not have it: from Debian's package if there is one for this version, else built from
+    /// its source.
     pub fn bring_repack(&self) -> Result<()> {
+        if self.bin.join("pg_repack").exists() {
+            return Ok(());
+        }
         // Tests ask concurrently, and the first call may build it.
         static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
         let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(|e| e.into_inner());
