@@ -173,9 +173,10 @@ class PostgresTransaction extends Transaction<TransactionSql> {
 
   async begin(): Promise<TransactionSql> {
     const { on } = this;
-    if (!("savepoint" in on) && on.options.max === 1 && (await isInTransaction(on)))
+    const isOneConnection = !("savepoint" in on) && on.options.max === 1;
+    if (isOneConnection && (await this.unlessBroken(() => isInTransaction(on))))
       throw new TypeError("the connection is in a transaction: begin it by sql.begin instead");
-    const begun = new Promise<TransactionSql>((resolve, reject) => {
+    const begun = (resolve: (tx: TransactionSql) => void, reject: (error: unknown) => void) => {
       const scope = (tx: TransactionSql) =>
         new Promise<void>((commit, fail) => {
           [this.#commit, this.#fail] = [commit, fail];
@@ -183,13 +184,14 @@ class PostgresTransaction extends Transaction<TransactionSql> {
         });
       this.#whole = "savepoint" in on ? on.savepoint(scope) : on.begin(scope);
       // Afterwards there must be no rollback: the driver has rolled back, or it would lose the
-      // connection for which others wait.
-      this.#whole.catch((error) => {
+      // connection for which others wait. Others may have it by then, so it must not be cut, either.
+      const isSettled = this.#whole.catch((error) => {
         this.isOver = true;
         reject(error);
       });
-    });
-    const tx = await this.unlessBroken(() => begun);
+      void isSettled.then(() => (this.#inner = undefined));
+    };
+    const tx = await this.unlessBroken(() => new Promise(begun));
     this.#sql = tx;
     const ended = (error: Error) => {
       this.#inner = undefined;

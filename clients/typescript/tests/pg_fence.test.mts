@@ -434,6 +434,35 @@ test("events come in their order, to a handler that may fail", async () => {
   assert.equal(events.join(), "acquired,lostgone,interrupted,acquired,released");
 });
 
+/** `postgres` with one connection, which is not as in `pg` the guard's own until it is released. */
+const ownOfPostgres = (onnotice = () => {}) =>
+  postgres(URL, { max: 1, fetch_types: false, connect_timeout: 2, onnotice });
+
+test("a loss while another has the connection begins no guard", { skip: ON_PG }, async () => {
+  const lease = await fence.lease("order:7", { atMost: { milliseconds: 500 } });
+  const own = ownOfPostgres();
+  const busy = own.unsafe("SELECT pg_sleep(1)").execute();
+  const begins = () => assert.fail("it began");
+  const first = await Promise.race([busy, errorOf(() => lease.guard(own as any, begins))]);
+  assert.ok(first instanceof LeaseLost && first.reason === "at_most", String(first));
+  // An unhandled rejection would fail this test.
+  await busy;
+  assert.equal((await own`SELECT 1 AS n`)[0]?.n, 1);
+  await own.end();
+});
+
+test("a loss at the end of a guard leaves its connection to others", { skip: ON_PG }, async () => {
+  const lease = await fence.lease("order:7", LONG);
+  const { signal } = lease;
+  // The driver's rollback is a warning, as the work has ended the transaction itself.
+  const own = ownOfPostgres(() => signal.dispatchEvent(new Event("abort")));
+  const ended = await errorOf(() => lease.guard(own as any, (tx) => run(tx, "ROLLBACK")));
+  assert.ok(ended instanceof TransactionLost, String(ended));
+  assert.equal((await own`SELECT 1 AS n`)[0]?.n, 1);
+  await own.end();
+  await lease.release();
+});
+
 test("a warning names the leases that are lost", async () => {
   const lease = await fence.lease(["order:7", "order:8"], LONG);
   const warned = once(process, "warning");
@@ -445,7 +474,7 @@ test("a warning names the leases that are lost", async () => {
 
 test("a leader of a closed fence does not try again", async () => {
   const events: string[] = [];
-  const made = new Fence(on, { onEvent: ({ kind }) => void events.push(kind) });
+  const made = new Fence(on, { onEvent: ({ kind }: LeaseEvent) => events.push(kind) });
   const work = (lease: onPg.Lease) => made.close().then(() => lease.check());
   const error = await errorOf(() => made.lead("job", work, LONG));
   assert.ok(error instanceof LeaseLost && error.reason === "released", String(error));
