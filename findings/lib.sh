@@ -88,6 +88,26 @@ etcd() {
   return 1
 }
 
+# A DynamoDB, once: moto's server, which pip_install has brought as moto[server,dynamodb]. And a table with that key.
+dynamodb() {
+  if [ -z "${AWS_ENDPOINT_URL:-}" ]; then
+    local port
+    port=$(free_ports 1)
+    export AWS_ENDPOINT_URL=http://127.0.0.1:$port AWS_DEFAULT_REGION=us-east-1 AWS_ACCESS_KEY_ID=x AWS_SECRET_ACCESS_KEY=x
+    "$work/python/bin/moto_server" -p "$port" > "$work/moto.log" 2>&1 &
+    wait_for_port "$port"
+  fi
+  python "$@" <<'END'
+import sys, boto3
+table, *key = sys.argv[1:]
+key = [k.split(":") for k in key]
+boto3.client("dynamodb").create_table(
+    TableName=table, BillingMode="PAY_PER_REQUEST",
+    AttributeDefinitions=[{"AttributeName": name, "AttributeType": kind} for name, kind in key],
+    KeySchema=[{"AttributeName": name, "KeyType": use} for (name, _), use in zip(key, ("HASH", "RANGE"))])
+END
+}
+
 # What was printed must be what is on standard input, line for line.
 still() {
   if diff <(cat) "$work/seen"; then echo "still so: $(basename "$0")"; else echo "changed: $(basename "$0")"; exit 1; fi
