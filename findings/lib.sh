@@ -88,6 +88,19 @@ etcd() {
   return 1
 }
 
+# A ZooKeeper of Debian's, run by the java that is there, with its sessions of 2 to 20 seconds.
+zookeeper() {
+  local jars
+  apt_unpack 'libzookeeper-java=3.8.0-11*' libslf4j-java libsnappy-java libdropwizard-metrics-java
+  jars=$(printf "$work/debian/usr/share/java/%s.jar:" zookeeper zookeeper-jute slf4j-api slf4j-nop snappy-java metrics-core)
+  ZOOKEEPER_PORT=$(free_ports 1)
+  export ZOOKEEPER_PORT
+  printf '%s\n' tickTime=1000 "dataDir=$work/zookeeper" clientPortAddress=127.0.0.1 "clientPort=$ZOOKEEPER_PORT" \
+    admin.enableServer=false > "$work/zoo.cfg"
+  java -cp "$jars" org.apache.zookeeper.server.ZooKeeperServerMain "$work/zoo.cfg" > "$work/zookeeper.log" 2>&1 &
+  wait_for_port "$ZOOKEEPER_PORT"
+}
+
 # A DynamoDB, once: moto's server, which pip_install has brought as moto[server,dynamodb]. And a table with that key.
 dynamodb() {
   if [ -z "${AWS_ENDPOINT_URL:-}" ]; then
