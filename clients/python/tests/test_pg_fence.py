@@ -43,6 +43,7 @@ import pg_fence
 from pg_fence import AsyncFence, Fence, LeaseLost, LeaseTaken, NotGranted, Refused, TransactionLost
 from pg_fence.connection import settled
 from pg_fence.errors import code_of
+from pg_fence.heartbeat import _close_all
 from pg_fence.statements import as_json
 
 URL = os.environ["DATABASE_URL"]
@@ -526,6 +527,26 @@ class Tests(unittest.TestCase):
             self.assertTrue(lease.held)
         self.value("SELECT lease_revoke('elsewhere')")
         self.value("SELECT lease_forget('elsewhere')")
+
+    def test_the_end_of_the_process_tells_the_last_events(self) -> None:
+        told: list[str] = []
+
+        def listen(event: pg_fence.Event) -> None:
+            time.sleep(0.1)
+            told.append(event.kind)
+
+        fence = Fence(URL, on_event=listen)
+        with fence.lease("job"):
+            pass
+        # Only the thread that calls the handler is left.
+        self.comes_true(lambda: fence._heartbeat._thread is None)
+        _close_all()
+        self.assertEqual(told, ["acquired", "released"])
+        # Python 3.12 starts no thread at the end of a process.
+        for _ in range(20):
+            Fence(URL).lease("job").__enter__()
+            with mock.patch("threading.Thread.start", side_effect=RuntimeError):
+                _close_all()
 
     def test_blocks_that_lose_and_a_leader(self) -> None:
         events: list[str] = []

@@ -141,7 +141,8 @@ class Heartbeat:
         self._batches: queue.SimpleQueue[list[Callable[[], object]]] = queue.SimpleQueue()
         #: That thread, or None if there is nothing to call.
         self._reporter: threading.Thread | None = None
-        self._closed = uncancellable()
+        #: Done when the fence is closed, and when the handlers have had the last reports.
+        self._closed, self._reported = uncancellable(), uncancellable()
         _heartbeats.add(self)
 
     @property
@@ -213,13 +214,11 @@ class Heartbeat:
         """Releases all leases, and ends all waits."""
         self.input(self.states.close)
         await outcome(self._closed, is_async)
-        reported = uncancellable()
-        self.input(lambda: self._answer(reported))
         if is_async:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(asyncio.wrap_future(reported), _REPORTED)
+                await asyncio.wait_for(asyncio.wrap_future(self._reported), _REPORTED)
         else:
-            wait([reported], _REPORTED)
+            wait([self._reported], _REPORTED)
 
     def interrupted(self, name: str, line: str | None, error: BaseException) -> None:
         """Reports an error after which a leader acquires again."""
@@ -276,6 +275,8 @@ class Heartbeat:
                     self.states.give_up(id)
                     del self._holdings[id]
                     self._answer(holding.granted, FenceError("the heartbeat has failed"))
+        if self._closed.done():
+            self._answer(self._reported)
         self._start_reports()
         future.set_result(None)
         return True
@@ -500,8 +501,16 @@ _inherited_connections: list[object] = []
 
 def _close_all() -> None:
     for heartbeat in list(_heartbeats):
-        if heartbeat._thread is not None and not heartbeat.is_closed:
-            run(heartbeat.close(is_async=False), is_async=False)
+        if heartbeat.is_closed:
+            continue
+        if heartbeat._thread is not None:
+            # A thread that has ended meanwhile has nothing to close, and Python 3.12 starts no
+            # other one any more.
+            with contextlib.suppress(RuntimeError):
+                run(heartbeat.close(is_async=False), is_async=False)
+                continue
+        if (reporter := heartbeat._reporter) is not None:
+            reporter.join(_REPORTED)
 
 
 atexit.register(_close_all)
