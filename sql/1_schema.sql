@@ -140,7 +140,7 @@ COMMENT ON FUNCTION fence.queue_key(text) IS
 CREATE FUNCTION fence.visible_grants(name text DEFAULT NULL) RETURNS SETOF fence.lease
     LANGUAGE c STABLE PARALLEL UNSAFE COST 100 ROWS 100 AS 'MODULE_PATHNAME', 'fence_visible_grants';
 COMMENT ON FUNCTION fence.visible_grants(text) IS
-    'the grants of one lease, or, for a caller that may not see all, of those that it may: so that no EXPLAIN counts the others';
+    'the grants of one lease; without a name, and for a caller that may not see all leases, of those that it may see, so that no EXPLAIN shows how many others there are';
 
 -- PARALLEL UNSAFE, because it takes a snapshot.
 CREATE FUNCTION fence.uncommitted_grants(name text DEFAULT NULL) RETURNS SETOF fence.lease

@@ -74,8 +74,8 @@ CREATE FUNCTION lease_check(name text, token bigint)
 COMMENT ON FUNCTION lease_check(text, bigint) IS
     'does the token speak for the lease at this instant? Takes no lock and promises nothing beyond it';
 
--- Volatile, so that it reads at the time of the call: a stable function would show the rows as of the begin of the
--- statement, and so no grants of the same statement. The view reads the whole table to find all uncommitted grants;
+-- Volatile, so that it reads at the time of the call: a stable function would show the rows as of the beginning of
+-- the statement, and so no grants of the same statement. The view reads the whole table to find all uncommitted grants;
 -- this function finds only those of the lease.
 CREATE FUNCTION lease_info(name text, token bigint DEFAULT NULL)
     RETURNS SETOF fence.leases LANGUAGE sql VOLATILE PARALLEL UNSAFE COST 1000 ROWS 1
@@ -112,7 +112,7 @@ COMMENT ON FUNCTION lease_forget_older(interval) IS
 CREATE FUNCTION fence_new_epoch()
     RETURNS bigint LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_new_epoch';
 COMMENT ON FUNCTION fence_new_epoch() IS
-    'makes the token sequence jump, for copies of a database that nothing can see from inside';
+    'begins a new epoch: tokens jump, and no earlier one speaks until it is renewed; for a copy that pg_fence cannot notice';
 
 CREATE FUNCTION fence_status(
     OUT last_token bigint, OUT timeline integer, OUT system_identifier bigint, OUT jumps bigint,

@@ -65,7 +65,7 @@ COMMENT ON COLUMN fence.refusals.stored IS 'the token that the row has';
 COMMENT ON COLUMN fence.refusals.holder IS 'who held the lease then, or before, where nobody did';
 COMMENT ON COLUMN fence.refusals.role IS 'the role that wrote';
 COMMENT ON COLUMN fence.refusals.application_name IS 'the application_name of its session';
-COMMENT ON COLUMN fence.refusals.client_addr IS 'where it had connected from; NULL for a socket of the system';
+COMMENT ON COLUMN fence.refusals.client_addr IS 'where it had connected from; NULL for a Unix-domain socket';
 COMMENT ON COLUMN fence.refusals.pid IS 'its server process';
 
 CREATE FUNCTION fence_stats_reset()
