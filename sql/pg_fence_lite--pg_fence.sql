@@ -24,7 +24,8 @@ BEGIN
     -- From here on no operator or function of another role is looked up, except those of the owner of pg_fence_lite.
     PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
     IF current_setting('is_superuser') <> 'on' THEN
-        RAISE EXCEPTION USING ERRCODE = '42501', MESSAGE = 'only a superuser can create the extension pg_fence';
+        RAISE EXCEPTION USING ERRCODE = '42501', MESSAGE = 'only a superuser can create the extension pg_fence',
+            HINT = 'Run the script as a superuser.';
     ELSIF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = 'leases are moved at READ COMMITTED only',
             HINT = 'psql -1 -f pg_fence_lite--pg_fence.sql';
