@@ -70,7 +70,7 @@ pub fn may_lose_grants(session: bool) -> bool {
 }
 
 /// `lease_adopt(name, token, holder, wait, metadata) → bigint`: the adopted token; NULL if a transaction relied on an
-/// older grant for all of `wait`. Errors: PF001, PF004, 22004, 22023, 25006, 42501, 55000.
+/// older grant for all of `wait`. Errors: PF001, PF004, 22004, 22023, 25006, 42501, 53200, 55000.
 pub fn adopt(args: Args) -> Result<Answer, Report> {
     let (adoption, longest) = arguments::adopt(&args)?;
     xact::writable(c"lease_adopt()");
@@ -83,13 +83,13 @@ pub fn adopt(args: Args) -> Result<Answer, Report> {
 }
 
 /// `lease_renew(name, token, ttl) → bigint`: a new, greater token, with a deadline of now + ttl; NULL if the token
-/// cannot renew the lease. Errors: 22004, 22023, 25006, 42501, 55000.
+/// cannot renew the lease. Errors: 22004, 22023, 25006, 42501, 53200, 55000.
 pub fn renew(args: Args) -> Result<Answer, Report> {
     renew_each(&args, &[arguments::name(&args, 0)?], c"lease_renew()")
 }
 
 /// `lease_renew_all(names, token, ttl) → bigint`: one new token for all the leases, or NULL and none is renewed.
-/// Errors: 22004, 22023, 25006, 42501, 55000.
+/// Errors: 22004, 22023, 25006, 42501, 53200, 55000.
 pub fn renew_all(args: Args) -> Result<Answer, Report> {
     renew_each(&args, &arguments::names(&args, 0)?, c"lease_renew_all()")
 }
@@ -115,13 +115,13 @@ fn renew_each(args: &Args, names: &[Vec<u8>], call: &CStr) -> Result<Answer, Rep
 }
 
 /// `lease_release(name, token) → bigint`: the closing token; NULL if the token belongs to no current grant. Errors:
-/// 22004, 22023, 25006, 42501, 55000.
+/// 22004, 22023, 25006, 42501, 53200, 55000.
 pub fn release(args: Args) -> Result<Answer, Report> {
     release_each(&args, &[arguments::name(&args, 0)?], c"lease_release()")
 }
 
 /// `lease_release_all(names, token) → bigint`: one closing token for all the leases, or NULL and none is released.
-/// Errors: 22004, 22023, 25006, 42501, 55000.
+/// Errors: 22004, 22023, 25006, 42501, 53200, 55000.
 pub fn release_all(args: Args) -> Result<Answer, Report> {
     release_each(&args, &arguments::names(&args, 0)?, c"lease_release_all()")
 }
@@ -137,7 +137,7 @@ fn release_each(args: &Args, names: &[Vec<u8>], call: &CStr) -> Result<Answer, R
 }
 
 /// `lease_revoke(name) → bigint`: the closing token of all current grants; NULL if there are none. Errors: 22004,
-/// 22023, 25006, 55000.
+/// 22023, 25006, 53200, 55000.
 pub fn revoke(args: Args) -> Result<Answer, Report> {
     let name = arguments::name(&args, 0)?;
     xact::writable(c"lease_revoke()");
@@ -146,7 +146,7 @@ pub fn revoke(args: Args) -> Result<Answer, Report> {
 }
 
 /// `lease_evict(name, token) → bigint`: the closing token of the grant to which the token belongs; NULL if that grant
-/// is not current. Errors: 22004, 22023, 25006, 55000.
+/// is not current. Errors: 22004, 22023, 25006, 53200, 55000.
 pub fn evict(args: Args) -> Result<Answer, Report> {
     let name = arguments::name(&args, 0)?;
     let token = arguments::token(&args, 1)?;
@@ -180,7 +180,7 @@ fn guard_each(args: &Args, names: Vec<Vec<u8>>, call: &CStr) -> Result<Answer, R
 }
 
 /// `lease_check(name, token) → boolean`: true if the token speaks for the lease now. Works on a standby. Errors: 22004,
-/// 22023.
+/// 22023, 55000.
 pub fn check(args: Args) -> Result<Answer, Report> {
     let name = arguments::name(&args, 0)?;
     let token = arguments::token(&args, 1)?;
@@ -188,7 +188,7 @@ pub fn check(args: Args) -> Result<Answer, Report> {
 }
 
 /// `lease_prune(older_than) → bigint`: deletes the rows of grants that ended earlier, but never a guarded one, and
-/// returns their number. Errors: 22004, 22023, 25006.
+/// returns their number. Errors: 22023, 25006, 53200, 55000.
 pub fn prune(args: Args) -> Result<Answer, Report> {
     let older_than = arguments::older_than(&args, 0)?;
     xact::writable(c"lease_prune()");
@@ -201,7 +201,7 @@ pub fn prune(args: Args) -> Result<Answer, Report> {
 }
 
 /// `lease_forget(name) → bigint`: deletes the row of an adopted name that is free, and returns the number of rows.
-/// Errors: 22004, 22023, 25006, 55000.
+/// Errors: 22004, 22023, 25006, 53200, 55000.
 pub fn forget(args: Args) -> Result<Answer, Report> {
     let name = arguments::name(&args, 0)?;
     xact::writable(c"lease_forget()");
@@ -218,7 +218,7 @@ pub fn forget(args: Args) -> Result<Answer, Report> {
 }
 
 /// `lease_forget_older(than) → bigint`: deletes the rows of adopted names that have been free for longer, and returns
-/// their number. Errors: 22004, 22023, 25006.
+/// their number. Errors: 22004, 22023, 25006, 53200, 55000.
 pub fn forget_older(args: Args) -> Result<Answer, Report> {
     let than = arguments::than(&args, 0)?;
     xact::writable(c"lease_forget_older()");

@@ -97,7 +97,7 @@ pub fn is_parallel() -> bool {
     unsafe { pg_sys::IsInParallelMode() }
 }
 
-/// An internal savepoint, with the memory context and resource owner of its begin.
+/// An internal savepoint, with the memory context and resource owner in which it began.
 #[derive(Clone, Copy)]
 pub(in crate::pg) struct Savepoint {
     context: pg_sys::MemoryContext,

@@ -13,6 +13,7 @@ use std::ffi::CStr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 thread_local! {
+    /// The oids that have been looked up, by name.
     static OIDS: RefCell<Vec<(&'static CStr, pg_sys::Oid)>> = const { RefCell::new(Vec::new()) };
     /// The extension's schema.
     static SCHEMA: Cell<Option<pg_sys::Oid>> = const { Cell::new(None) };
