@@ -66,7 +66,7 @@ impl RefusedWrite<'_> {
         match verdict {
             // To a writer that may not see the lease, an unissued token is answered like any other that does not speak.
             Verdict::NeverIssued { presented } => {
-                match lease.filter(|name| !role_prefix::is_visible(name)) {
+                match lease.filter(|name| !role_prefix::may_be_named_in_errors(name)) {
                     Some(name) => {
                         known::not_speaking(name, presented, Caller::Trigger(&|| self.may_see()))
                     }

@@ -156,7 +156,7 @@ fn locked<'a>(
     loop {
         let Some(seen) = table.row_with(name, token) else { return Ok(None) };
         let acts = role::acts_for(seen.role(), caller.in_trigger());
-        if !acts && !role_prefix::is_visible(seen.name()) {
+        if !acts && !role_prefix::may_be_named_in_errors(seen.name()) {
             return Ok(None);
         }
         let has_token = |row: &Row| row.grant.has(token);

@@ -32,7 +32,7 @@ pub fn of_token(rows: &[Row], token: Token) -> Option<&Row> {
 /// Returns true if the caller may learn that the grant exists. To another caller the token is answered like any unused
 /// number.
 pub fn may_know_of(row: &Row, in_trigger: bool) -> bool {
-    role::acts_for(row.role(), in_trigger) || role_prefix::is_visible(row.name())
+    role::acts_for(row.role(), in_trigger) || role_prefix::may_be_named_in_errors(row.name())
 }
 
 /// Errors with 42501 unless the caller of a function may act for the role of the grant.
@@ -45,7 +45,10 @@ pub fn check_role(row: &Row) -> Result<(), Report> {
 
 /// The error 42501: the caller may not act for the role of the grant. `lease` is the name, if the error may show it.
 pub fn not_your_lease(lease: Option<&[u8]>, row: &Row) -> Report {
-    errors::not_your_lease(lease, role_prefix::is_visible(row.name()).then_some(row.role()))
+    errors::not_your_lease(
+        lease,
+        role_prefix::may_be_named_in_errors(row.name()).then_some(row.role()),
+    )
 }
 
 /// Errors with 55000 if the grant is adopted and the caller may know of it.
@@ -109,7 +112,7 @@ pub fn holder(name: &[u8]) -> Option<Vec<u8>> {
 /// The error PF004 for an adopted number that another holder presents, with all details that the caller may know.
 pub fn of_another_holder(row: &Row, token: Token) -> Report {
     let report = errors::of_another_holder(row.name(), token);
-    if !role_prefix::is_visible(row.name()) {
+    if !role_prefix::may_be_named_in_errors(row.name()) {
         return report;
     }
     report.detailed(|d| d.holder = Some(encoding::to_utf8(row.holder().unwrap_or(row.session()))))
@@ -130,7 +133,7 @@ pub fn not_speaking(name: &[u8], token: Token, caller: Caller) -> Report {
         Some(_) => report = errors::renew_first(report),
         None => {}
     }
-    if !role_prefix::is_visible(name) {
+    if !role_prefix::may_be_named_in_errors(name) {
         return report;
     }
     let Some(row) = of_token(&rows, token).or(rows.first()) else { return report };

@@ -36,11 +36,11 @@ pub fn until_granted(requests: &[Request], wait: Duration) -> Result<Option<Toke
         return Ok(None);
     }
     let waiting = Waiting::since_now(wait);
-    let _counted = statistics::stands_in_queue();
+    let _counted = statistics::enter_queue();
     // The current holder may re-acquire ahead of the queue, once no transaction guards the lease.
     let mut scratch = Scratch::new();
     while scratch.run(|| takes_back_its_own(request))? {
-        wait::begin_look();
+        wait::begin_attempt();
         let tried = scratch.run(|| try_acquire(requests, false, IfLocked::GiveUp));
         if let Ok(token) = unless_refused(tried)? {
             return Ok(Some(token));
@@ -62,7 +62,7 @@ fn as_head(request: &Request, waiting: &Waiting) -> Result<Option<Token>, Report
     let mut scratch = Scratch::new();
     loop {
         // Reset before the attempt, so that a wake-up that comes after the attempt is not lost.
-        wait::begin_look();
+        wait::begin_attempt();
         let requests = std::slice::from_ref(request);
         let tried = scratch.run(|| try_acquire(requests, false, IfLocked::GiveUp));
         let until = match unless_refused(tried)? {

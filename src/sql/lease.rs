@@ -173,7 +173,7 @@ fn guard_each(args: &Args, names: Vec<Vec<u8>>, call: &CStr) -> Result<Answer, R
     names.iter().try_for_each(|name| guard::require_in_call(name, token))?;
     settings::set_local(token);
     // One warning is enough for all the leases.
-    if evaluation::is_of_client_s_select(args) {
+    if evaluation::is_in_client_select(args) {
         names.into_iter().take(1).for_each(guard::note_call);
     }
     Ok(token.into())

@@ -60,7 +60,7 @@ pub fn prepare() {
 pub struct InQueue(());
 
 /// Counts an acquire that begins to wait.
-pub fn stands_in_queue() -> InQueue {
+pub fn enter_queue() -> InQueue {
     count(Counter::Waits);
     WAITING.set(Some(std::time::Instant::now()));
     InQueue(())

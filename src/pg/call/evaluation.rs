@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 
 /// Returns true if the call belongs to the SELECT that the client itself sent, and not to a statement of a function or
 /// procedure, which runs within SPI or in an executor of its own.
-pub fn is_of_client_s_select(args: &Args) -> bool {
+pub fn is_in_client_select(args: &Args) -> bool {
     // SAFETY: a call's function is known, and the running portal lives as long as the call. Within SPI, no relation of
     // that name is registered, so nothing changes.
     unsafe {

@@ -38,7 +38,7 @@ struct MetErrors {
 /// pgrx's own guard throws a Postgres error itself, but with a copy of its text domain that is never freed: a session
 /// that catches errors in a loop would grow by 32 bytes with each.
 pub fn caught<T>(work: impl FnOnce() -> Result<T, Report>) -> Result<T, RawError> {
-    reserve::keep();
+    reserve::ensure();
     // SAFETY: reads a global of this thread.
     let memory = unsafe { pg_sys::CurrentMemoryContext };
     let met = MetErrors { memory, latest: Cell::new(std::ptr::null_mut()) };

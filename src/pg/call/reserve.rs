@@ -19,8 +19,8 @@ const RESERVED: Layout = match Layout::from_size_align(9 << 18, 16) {
     Err(_) => panic!("a size"),
 };
 
-/// Allocates the reserve, if there is none. Called at the begin of each call.
-pub fn keep() {
+/// Allocates the reserve, if there is none. Called at the start of each call.
+pub fn ensure() {
     if RESERVE.load(Relaxed).is_null() {
         // SAFETY: not of size zero.
         RESERVE.store(unsafe { System.alloc(RESERVED) }, Relaxed);

@@ -15,7 +15,7 @@ const FOR_A_LEASE: &CStr = c"PgFenceLease";
 /// The wait event before an advance of the token sequence, which waits for the server's clock.
 const FOR_THE_CLOCK: &CStr = c"PgFenceClock";
 
-/// A wait with its begin and its longest time, measured by a monotonic clock.
+/// A wait with its start and its longest time, measured by a monotonic clock.
 pub struct Waiting {
     since: Instant,
     at_most: Duration,
@@ -123,7 +123,7 @@ pub fn reset() {
 
 /// Prepares for an attempt, so that a wake-up after it is not lost. Ends the session if its client has disconnected,
 /// because nobody would use the lease.
-pub fn begin_look() {
+pub fn begin_attempt() {
     reset();
     // SAFETY: asks the socket; Postgres's own check sets the same flags.
     unsafe {

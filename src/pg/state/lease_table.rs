@@ -13,7 +13,9 @@ use crate::pg::session::xact;
 use crate::pg::state::additions;
 use crate::pg::state::opened::{IfLocked, Opened};
 use crate::pg::state::relation::{self, state_oid};
-use crate::pg::state::row::{self, COLUMNS, Deleter, Fields, LEASE, NewGrant, Row, RowVersion};
+use crate::pg::state::row::{
+    self, COLUMN_TYPES, Deleter, Fields, MAX_COLUMNS, NewGrant, Row, RowVersion,
+};
 use crate::pg::state::row_place;
 use crate::pg::table_scan;
 use once_cell::unsync::OnceCell;
@@ -123,11 +125,11 @@ impl LeaseTable {
     /// Returns true if the table is a heap with our columns first, and the index has the columns of our searches.
     fn has_known_shape(&self, index: pg_sys::Relation) -> bool {
         // SAFETY: both are open.
-        self.table.is_heap_with(LEASE)
+        self.table.is_heap_with(COLUMN_TYPES)
             && unsafe {
                 let table = self.relation();
                 let key = &*(*index).rd_index;
-                (*self.row_type()).natts as usize <= COLUMNS
+                (*self.row_type()).natts as usize <= MAX_COLUMNS
                     && (*(*index).rd_rel).relam == pg_sys::BTREE_AM_OID
                     && key.indrelid == (*table).rd_id
                     && key.indnatts >= 2

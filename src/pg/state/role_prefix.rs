@@ -21,7 +21,7 @@ const TABLE: &CStr = c"role_prefix";
 /// The view whose privileges show which roles were granted access by `fence_grant`.
 const VIEW: &CStr = c"leases";
 /// The types of the first columns: role, prefix, level.
-const COLUMNS: [Oid; 3] = [pg_sys::NAMEOID, pg_sys::TEXTOID, pg_sys::TEXTOID];
+const COLUMN_TYPES: [Oid; 3] = [pg_sys::NAMEOID, pg_sys::TEXTOID, pg_sys::TEXTOID];
 
 /// The cached names of each user, with the state of the relations and of the roles when they were read.
 #[derive(Default)]
@@ -77,7 +77,7 @@ pub fn may_see_all() -> bool {
 
 /// Returns true if an error on a fenced table may name this lease. Both the current user and the session's role must be
 /// allowed to see it: a cascading key runs as the table's owner, but its error goes to the client.
-pub fn is_visible(name: &[u8]) -> bool {
+pub fn may_be_named_in_errors(name: &[u8]) -> bool {
     let Ok(view) = state_oid(VIEW) else { return false };
     // SAFETY: catalog look-ups.
     let users = unsafe { [pg_sys::GetUserId(), pg_sys::GetOuterUserId()] };
@@ -132,7 +132,7 @@ fn read(user: Oid, if_locked: IfLocked) -> Result<Option<Names>, Report> {
     // SAFETY: the table is open, and its columns are checked before they are read.
     unsafe {
         let columns = (*table.relation).rd_att;
-        if !table.is_heap_with(&COLUMNS) {
+        if !table.is_heap_with(&COLUMN_TYPES) {
             return Err(errors::state_differs("role_prefix"));
         }
         table_scan::each_row(table.relation, |tuple| -> Result<(), Report> {

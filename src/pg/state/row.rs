@@ -10,7 +10,7 @@ use pg_fence_rules::{Epoch, Instant, Span, Token};
 use pgrx::{PgMemoryContexts, pg_sys};
 
 /// The number of columns that the table may have. Columns added by others are copied unchanged.
-pub const COLUMNS: usize = 26;
+pub const MAX_COLUMNS: usize = 26;
 
 /// The columns of fence.lease, by position.
 #[derive(Clone, Copy)]
@@ -40,13 +40,13 @@ enum Column {
 #[derive(Clone, Copy)]
 pub struct Fields {
     /// The values by position; arbitrary for a NULL.
-    pub values: [pg_sys::Datum; COLUMNS],
+    pub values: [pg_sys::Datum; MAX_COLUMNS],
     /// True for each NULL, by position.
-    pub nulls: [bool; COLUMNS],
+    pub nulls: [bool; MAX_COLUMNS],
 }
 
 /// The types of fence.lease's columns.
-pub const LEASE: &[pg_sys::Oid] = &[
+pub const COLUMN_TYPES: &[pg_sys::Oid] = &[
     pg_sys::TEXTOID,
     pg_sys::INT4OID,
     pg_sys::CHAROID,
@@ -72,7 +72,7 @@ pub const LEASE: &[pg_sys::Oid] = &[
 pub fn is_always_given(column: usize) -> bool {
     use Column::{AdoptedFloor, ClosingToken, EndedAt, Holder, Metadata};
     let may_be_null = [Holder, ClosingToken, EndedAt, Metadata, AdoptedFloor];
-    column < LEASE.len() && !may_be_null.iter().any(|other| *other as usize == column)
+    column < COLUMN_TYPES.len() && !may_be_null.iter().any(|other| *other as usize == column)
 }
 
 /// A row of fence.lease, copied, so that it outlives the page from which it was read.
@@ -169,7 +169,7 @@ pub struct NewGrant<'a> {
     pub holder: Option<&'a [u8]>,
     /// The token of the acquire, which no other grant has.
     pub token: Token,
-    /// The begin of the grant: the time of the decision.
+    /// The start of the grant: the time of the decision.
     pub now: Instant,
     /// The life of the grant.
     pub lifetime: Lifetime,
@@ -194,7 +194,7 @@ pub enum Lifetime {
 impl Fields {
     /// A row of NULLs.
     fn empty() -> Self {
-        Fields { values: [pg_sys::Datum::from(0); COLUMNS], nulls: [true; COLUMNS] }
+        Fields { values: [pg_sys::Datum::from(0); MAX_COLUMNS], nulls: [true; MAX_COLUMNS] }
     }
 
     /// The columns of a new grant. If it is written over the row of an earlier grant, columns unknown to the library
@@ -234,7 +234,7 @@ impl Fields {
         if let Some(metadata) = new.metadata {
             fields.set(Column::Metadata, metadata);
         }
-        existing.map_or(fields, |row| fields.with_rest_of(&row.fields, LEASE.len()))
+        existing.map_or(fields, |row| fields.with_rest_of(&row.fields, COLUMN_TYPES.len()))
     }
 
     /// Replaces the columns from position `own` on by those of another row.
@@ -247,7 +247,7 @@ impl Fields {
     /// The columns of a tuple.
     ///
     /// # Safety
-    /// The tuple must be of that row type, which has at most `COLUMNS` columns.
+    /// The tuple must be of that row type, which has at most `MAX_COLUMNS` columns.
     unsafe fn of(tuple: pg_sys::HeapTuple, row_type: pg_sys::TupleDesc) -> Self {
         let mut fields = Fields::empty();
         let (values, nulls) = (fields.values.as_mut_ptr(), fields.nulls.as_mut_ptr());
