@@ -9,23 +9,23 @@ COMMENT ON SCHEMA fence IS 'pg_fence: state of leases and tokens; read fence.lea
 
 CREATE SEQUENCE fence.token_seq AS bigint INCREMENT 1 MINVALUE 1 START 1 CACHE 1 NO CYCLE;
 COMMENT ON SEQUENCE fence.token_seq IS
-    'every fencing token of this database, moved on by each start of the server; must stay logged, CACHE 1, NO CYCLE and ascending; in no dump';
+    'every fencing token of this database, advanced by each start of the server; must stay logged, CACHE 1, NO CYCLE and ascending; in no dump';
 
 -- In a dump this sequence stands for token_seq. Loading it only sets how far the next advance must go.
 CREATE SEQUENCE fence.dumped_token_seq AS bigint MINVALUE 1 CACHE 1 NO CYCLE;
 COMMENT ON SEQUENCE fence.dumped_token_seq IS
-    'how far the tokens have come, at most 2^19 behind. A dump carries this value: if it is above token_seq, a dump was loaded, and the tokens are moved on beyond it';
+    'how far the tokens have come, at most 2^19 behind. A dump carries this value: if it is above token_seq, a dump was loaded, and the tokens advance beyond it';
 
 -- The past is recorded in sequences, because they are set without a transaction: no open transaction can delay, hide or
 -- undo a new epoch.
 CREATE SEQUENCE fence.database_identity_seq AS bigint MINVALUE 1 CACHE 1 NO CYCLE;
 COMMENT ON SEQUENCE fence.database_identity_seq IS
-    'mark of the database (timeline, system identifier, oids, base backup) that drew the last token: another one means that this is a copy, or that a dump of another was loaded';
+    'fingerprint of the database (timeline, system identifier, oids, base backup) that drew the last token: another one means that this is a copy, or that a dump of another was loaded';
 
 -- Any recovery empties an unlogged sequence, so this one distinguishes the starts of a server.
 CREATE UNLOGGED SEQUENCE fence.server_start_seq AS bigint MINVALUE 1 CACHE 1 NO CYCLE;
 COMMENT ON SEQUENCE fence.server_start_seq IS
-    'mark of the start of the server for which the tokens were moved on; must stay unlogged, so that any recovery empties it';
+    'fingerprint of the start of the server for which the tokens were advanced; must stay unlogged, so that any recovery empties it';
 
 CREATE SEQUENCE fence.jump_token_seq AS bigint MINVALUE 1 CACHE 1 NO CYCLE;
 COMMENT ON SEQUENCE fence.jump_token_seq IS
