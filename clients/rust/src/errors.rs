@@ -3,7 +3,7 @@
 use crate::lease_state::{
     Denial, ErrorType, GuardStage, GuardedBy, Options, Session, guard_failed,
 };
-use crate::statements::span;
+use crate::statements::{quoted, span};
 use serde_json::{Map, Value};
 #[cfg(feature = "sqlx")]
 use sqlx::postgres::{PgDatabaseError, PgSeverity};
@@ -343,14 +343,6 @@ fn database_error(error: &(dyn StdError + 'static)) -> Option<(Refused, bool)> {
     })
 }
 
-/// Returns a role as the server reads it in a text, as an identifier.
-fn quoted(role: &str) -> String {
-    match role.chars().all(|c| matches!(c, 'a'..='z' | '0'..='9' | '_' | '…')) {
-        true => role.to_owned(),
-        false => format!("\"{}\"", role.replace('"', "\"\"").replace('\'', "''")),
-    }
-}
-
 /// What to do if the login role changes while a lease is held.
 const OTHER_ROLE: &str = "a lease is used by the role that acquired it, and by its members: where login \
      roles change, let all of them act as one role (options=-c role=…, or SET ROLE)";
@@ -408,7 +400,12 @@ impl Display for Error {
                     return Ok(());
                 }
                 let level = if message.contains("lease_adopt") { ", 'adopter'" } else { "" };
-                let role = quoted(role);
+                // The server reads the text as an identifier.
+                let is_plain = |c| matches!(c, 'a'..='z' | '0'..='9' | '_' | '…');
+                let role = match role.chars().all(is_plain) {
+                    true => role.clone(),
+                    false => quoted(role).replace('\'', "''"),
+                };
                 write!(f, " (an administrator grants it: SELECT fence_grant('{role}'{level}))")
             }
             Error::NoConnection(tries, _) => write!(f, "cannot connect to a server: {tries}"),

@@ -5,7 +5,7 @@ use crate::connection::{Connected, Opener, Tls, open};
 use crate::errors::{Error, code_of, type_of};
 use crate::heartbeat::{Event, Heartbeat, Held, Setup, now};
 use crate::lease_state::{EventKind, LeadState, Options, Pause};
-use crate::statements::{Names, RowTable, holder_of_process, millis, span, unique_holder};
+use crate::statements::{Names, RowTable, holder_of_process, millis, quoted, span, unique_holder};
 use crate::transaction::{GuardState, Guardable, Guards};
 use serde_json::{Value, json};
 use std::error::Error as StdError;
@@ -67,7 +67,7 @@ impl Fence {
 
     /// Another fence, for an extension in a schema that is not on the search path.
     pub fn in_schema(self, schema: &str) -> Fence {
-        self.with_setup(|setup| setup.schema = format!("\"{}\".", schema.replace('"', "\"\"")))
+        self.with_setup(|setup| setup.schema = quoted(schema) + ".")
     }
 
     /// Another fence, whose renewals take at most `limit` until another connection is tried;

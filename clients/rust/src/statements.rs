@@ -126,6 +126,11 @@ fn holder(random: &RandomState) -> String {
     format!("{host}/{}/{:08x}", std::process::id(), random.hash_one(()) as u32)
 }
 
+/// Returns a name as an SQL identifier.
+pub(crate) fn quoted(name: &str) -> String {
+    format!("\"{}\"", name.replace('"', "\"\""))
+}
+
 /// Adds the schema to the extension's functions in a statement. Only the beginning of a word is the
 /// beginning of a name: `lease_release_rows` contains `lease_` twice.
 pub(crate) fn qualified(schema: &str, sql: &str) -> String {

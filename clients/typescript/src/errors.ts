@@ -6,6 +6,7 @@ import {
   type Reply,
   type WaitsFor,
 } from "./lease_state.js";
+import { quoted } from "./statements.js";
 
 export type { Reason, WaitsFor };
 export type Left = { readonly milliseconds: number };
@@ -201,8 +202,8 @@ export function typed(error: unknown, type: ErrorType, role = "…", isOfRows = 
   if (type === "NotGranted") {
     const level = message.includes("lease_adopt") ? ", 'adopter'" : "";
     // The server reads the text as an identifier.
-    const quoted = /^[a-z0-9_…]*$/.test(role) ? role : `"${role.replaceAll('"', '""')}"`;
-    const granted = quoted.replaceAll("'", "''");
+    const isPlain = /^[a-z0-9_…]*$/.test(role);
+    const granted = isPlain ? role : quoted(role).replaceAll("'", "''");
     let remedy = `an administrator grants it: SELECT fence_grant('${granted}'${level})`;
     if (message.includes("was granted to another role")) remedy = ANOTHER_ROLE;
     if (isOfRows) remedy = "for rows of a table it needs SELECT and UPDATE";

@@ -16,7 +16,7 @@ import type {
   Taken,
 } from "./lease_state.js";
 import { now } from "./span.js";
-import { statementOf } from "./statements.js";
+import { quoted, statementOf } from "./statements.js";
 
 /** A change of a lease, for `onEvent`, which must not block. A loss has a `reason`, and so has a
  * release without an answer (`unconfirmed`). `interrupted` comes from `lead`, which no longer leads
@@ -116,7 +116,7 @@ export class Heartbeat {
     schema: string | undefined,
     readonly onEvent: ((event: LeaseEvent) => void) | undefined,
   ) {
-    this.#prefix = schema === undefined ? "" : `"${schema.replaceAll('"', '""')}".`;
+    this.#prefix = schema === undefined ? "" : `${quoted(schema)}.`;
   }
 
   /** Returns the text of a statement with the extension's schema, if the program has named one. */

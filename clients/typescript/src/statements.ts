@@ -50,6 +50,9 @@ const KEEP_ROWS = `${OUTCOMES} lease_keep_rows(${TABLE}, $5::text[]::jsonb[],
   $6::bigint[], $7::text[]::interval[], ${COLUMNS})`;
 const RELEASE_ROWS = `lease_release_rows(${TABLE}, $5::text[]::jsonb[], $6::bigint[], ${COLUMNS})`;
 
+/** Returns a name as an SQL identifier. */
+export const quoted = (name: string) => `"${name.replaceAll('"', '""')}"`;
+
 /** The columns of a row's key and their values. */
 export type Key = Readonly<Record<string, string | number | bigint>>;
 

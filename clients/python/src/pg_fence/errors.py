@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
+from .statements import quoted
+
 
 class FenceError(Exception):
     """The base class of this package's errors. Raised itself if the server has not answered in time,
@@ -172,10 +174,7 @@ def typed(
         role = role or "…"
         level = ", 'adopter'" if "lease_adopt" in str(error) else ""
         # The server reads the text as an identifier.
-        quoted = (
-            role if re.fullmatch("[a-z0-9_…]*", role) else '"{}"'.format(role.replace('"', '""'))
-        )
-        granted = quoted.replace("'", "''")
+        granted = role if re.fullmatch("[a-z0-9_…]*", role) else quoted(role).replace("'", "''")
         remedy = f"an administrator grants it: SELECT fence_grant('{granted}'{level})"
         remedy = _ANOTHER_ROLE if "was granted to another role" in str(error) else remedy
         remedy = "for rows of a table it needs SELECT and UPDATE" if of_table else remedy

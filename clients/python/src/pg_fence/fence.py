@@ -17,7 +17,7 @@ from .connection import Block, opener, run, settled
 from .errors import FenceError, code_of
 from .heartbeat import Event, Heartbeat, Holding, now, span
 from .lease_state import RETRY_INTERVAL, LeadState
-from .statements import RowTable, as_json, row_key
+from .statements import RowTable, as_json, quoted, row_key
 from .transaction import C, Guard
 
 _T = TypeVar("_T")
@@ -194,8 +194,7 @@ class FenceBase(Block[F], Generic[F, L, Done]):
         schema: str | None = None,
         on_event: Callable[[Event], object] | None = None,
     ):
-        quoted = (schema or "").replace('"', '""').replace("%", "%%")
-        prefix = "" if schema is None else f'"{quoted}".'
+        prefix = "" if schema is None else quoted(schema).replace("%", "%%") + "."
         self._heartbeat = Heartbeat(opener(source), prefix, on_event)
         self._is_async = self._kind._is_async
 

@@ -54,6 +54,11 @@ RELEASE_IN_GUARD = """SELECT min(x.at) FILTER (WHERE {0}lease_release(x.name, x.
     FROM unnest(%s::text[], %s::bigint[]) WITH ORDINALITY AS x(name, token, at)"""
 
 
+def quoted(*names: str) -> str:
+    """Returns a name, or the parts of one, as an SQL identifier."""
+    return Identifier(*names).as_string(None)
+
+
 def span(ms: int) -> str:
     return f"{ms} milliseconds"
 
@@ -145,7 +150,7 @@ class RowTable(NamedTuple):
         return f"{'.'.join(self.names)} " + ", ".join(f"{name}={value}" for name, value in columns)
 
     def statement(self, sql: str, *arguments: Any) -> Statement:
-        relation = Identifier(*self.names).as_string(None)
+        relation = quoted(*self.names)
         return sql, [relation, list(self.key), *arguments, self.fence, self.deadline]
 
 

@@ -243,8 +243,7 @@ public sealed class FenceException extends RuntimeException {
             String level = why.contains("lease_adopt") ? "', 'adopter')" : "')";
             // The server reads the text as an identifier.
             boolean isPlain = role.matches("[a-z0-9_…]*");
-            String quoted = isPlain ? role : '"' + role.replace("\"", "\"\"") + '"';
-            String granted = quoted.replace("'", "''") + level;
+            String granted = (isPlain ? role : Statements.quoted(role)).replace("'", "''") + level;
             String grant = "an administrator grants it: SELECT fence_grant('" + granted;
             boolean isOtherRole = why.contains("was granted to another role");
             return who + "use the lease" + why + (isOtherRole ? ANOTHER_ROLE : grant);
