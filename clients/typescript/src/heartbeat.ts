@@ -104,8 +104,6 @@ export class Heartbeat {
    * carried out. */
   readonly #callbacks: (() => void)[] = [];
   #isCallingBack = false;
-  /** True as soon as the program has begun to close the fence. */
-  isClosing = false;
   #resolveClosed: () => void = () => {};
   readonly #closed = new Promise<void>((resolve) => (this.#resolveClosed = resolve));
 
@@ -368,9 +366,13 @@ export class Heartbeat {
     void settled.then(() => this.#hangUp(connection));
   }
 
+  /** True as soon as the program has begun to close the fence. */
+  get isClosing(): boolean {
+    return this.#states.isClosing;
+  }
+
   /** Releases all leases, and ends all waits. */
   async close(): Promise<void> {
-    this.isClosing = true;
     this.#input((states) => states.close());
     await this.#closed;
     await Promise.all(this.#closing);

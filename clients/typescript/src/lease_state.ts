@@ -270,12 +270,17 @@ export class LeaseStates implements Sender {
    * time. */
   constructor(readonly jitter: number) {}
 
+  /** True once the program has begun to close the fence. */
+  get isClosing(): boolean {
+    return this.#closedAt < NEVER;
+  }
+
   // Inputs from the program. Each is passed to `step`.
 
   acquire(request: LeaseRequest): void {
     const lease = new LeaseState(request, this.#now);
     this.#leases.set(lease.key, lease);
-    if (this.#closedAt < NEVER) this.#reply(lease, { error: "Closed" });
+    if (this.isClosing) this.#reply(lease, { error: "Closed" });
     else if (request.token !== undefined) {
       // The program has claimed the row at an unknown time, so a renewal confirms it first.
       this.#granted(lease, request.token, this.#now - request.ttl);
@@ -414,7 +419,7 @@ export class LeaseStates implements Sender {
       if (lease.rowLocks === 0) add(lease.deadline);
       if (!isBusy(lease) && (confirmsSeparately(lease) || isFree)) add(lease.beatAt);
     }
-    if (this.#closedAt < NEVER && !this.#hasClosed) add(this.#closedAt + CLOSE_TIMEOUT);
+    if (this.isClosing && !this.#hasClosed) add(this.#closedAt + CLOSE_TIMEOUT);
     return next === NEVER ? NEVER : Math.max(now, Math.min(next, now + CHECK_INTERVAL));
   }
 
@@ -645,7 +650,7 @@ export class LeaseStates implements Sender {
     const hasEnded = ({ state, release }: LeaseState) => state === "lost" && !release;
     if (this.#calls.size > 0) return;
     for (const lease of this.#leases.values()) if (!hasEnded(lease)) return;
-    if (this.#closedAt < NEVER && !this.#hasClosed) {
+    if (this.isClosing && !this.#hasClosed) {
       this.#hasClosed = true;
       this.#undos.clear();
       for (const { owner } of [...this.#connections.values()]) {
