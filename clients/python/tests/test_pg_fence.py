@@ -548,6 +548,13 @@ class Tests(unittest.TestCase):
             with mock.patch("threading.Thread.start", side_effect=RuntimeError):
                 _close_all()
 
+    def test_the_log_of_a_lease_that_the_program_never_had_ends_with_its_count(self) -> None:
+        heartbeat = self.fence._heartbeat
+        with self.assertLogs("pg_fence") as logs:
+            heartbeat._carry_out({"log": "not released", "reason": "", "count": 1})
+            heartbeat._reports.pop()()
+        self.assertEqual(logs.records[0].getMessage(), "leases are not released: 1")
+
     def test_blocks_that_lose_and_a_leader(self) -> None:
         events: list[str] = []
 

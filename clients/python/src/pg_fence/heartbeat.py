@@ -328,7 +328,10 @@ class Heartbeat:
                 more = f" ({reason})" if reason else ""
                 ended = [names for why, names in self._ended if why == (reason or "unconfirmed")]
                 which = "; ".join(ended[:3] + ["…"] * (len(ended) > 3))
-                self._log("leases are %s%s: %s (%s)", line, more, count, which)
+                # The program does not know a lease that was granted after its acquire had been
+                # given up.
+                which = f" ({which})" if which else ""
+                self._log("leases are %s%s: %s%s", line, more, count, which)
             case {"closed": _}:
                 self._closed.set_result(None)
 

@@ -229,8 +229,10 @@ final class Heartbeat {
                         .map(of -> String.join(", ", of.names()))
                         .toList();
         String first = String.join("; ", names.subList(0, Math.min(3, names.size())));
-        String which = ": " + line.count() + " (" + first + (names.size() > 3 ? "; …)" : ")");
-        warn("leases are " + line.log() + (reason == null ? "" : " (" + reason + ")") + which);
+        String which = first + (names.size() > 3 ? "; …" : "");
+        // The program does not know a lease that was granted after its acquire had been given up.
+        String more = ": " + line.count() + (which.isEmpty() ? "" : " (" + which + ")");
+        warn("leases are " + line.log() + (reason == null ? "" : " (" + reason + ")") + more);
     }
 
     /** Writes a line to the log. A handler that throws does not end the heartbeat. */
