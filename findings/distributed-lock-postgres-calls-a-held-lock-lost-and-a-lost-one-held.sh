@@ -8,10 +8,7 @@
 #   server has ended the session and another one has the lock; then release() is Ok as well.
 . "$(dirname "$0")/lib.sh"
 postgres
-cd "$work"
-cargo init -q --vcs none --name finding finding
-cd finding
-cat >> Cargo.toml <<'END'
+cargo_init <<'END'
 distributed-lock-core = "=0.2.0"
 distributed-lock-postgres = "=0.2.0"
 tokio = { version = "1", features = ["full"] }

@@ -19,6 +19,14 @@ npm_install() {
 }
 node() { (cd "$work" && timeout -k 5 150 node --input-type=module - "$@" 2>&1); }
 
+# A program in Rust in "$work/finding", with the dependencies on standard input: found there afterwards.
+cargo_init() {
+  cd "$work"
+  cargo init -q --vcs none --name finding finding
+  cd finding
+  cat >> Cargo.toml
+}
+
 # The programs of Debian packages, unpacked, not installed: found below "$work/debian".
 apt_unpack() {
   mkdir -p "$work/debian"

@@ -7,10 +7,7 @@
 #   hook: the runner, and each later one, finds nothing to do. Jobs that are not ordered pass by.
 . "$(dirname "$0")/lib.sh"
 postgres
-cd "$work"
-cargo init -q --vcs none --name finding finding
-cd finding
-cat >> Cargo.toml <<'END'
+cargo_init <<'END'
 sqlx = { version = "=0.8.6", default-features = false, features = ["postgres", "runtime-tokio", "migrate"] }
 sqlxmq = { version = "=0.6.0", default-features = false }
 tokio = { version = "1", features = ["full"] }
