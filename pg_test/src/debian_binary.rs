@@ -23,7 +23,7 @@ pub fn server(dir: &Path, major: &str) -> Result<PathBuf> {
         for part in ["", "client-", "server-dev-"] {
             packages.push(format!("postgresql-{part}{major}"));
         }
-        // It cannot be built for this server: that takes the static libraries of its release.
+        // pg_repack cannot be built for this server: that takes the static libraries of its release.
         let repack = setup::repack(major).name;
         if !releases.versions(&repack)?.is_empty() {
             packages.push(repack);
