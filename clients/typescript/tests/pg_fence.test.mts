@@ -435,8 +435,8 @@ test("events come in their order, to a handler that may fail", async () => {
 });
 
 /** `postgres` with one connection, which is not as in `pg` the guard's own until it is released. */
-const ownOfPostgres = (onnotice = () => {}) =>
-  postgres(URL, { max: 1, fetch_types: false, connect_timeout: 2, onnotice });
+const ownOfPostgres = () =>
+  postgres(URL, { max: 1, fetch_types: false, connect_timeout: 2, onnotice: () => {} });
 
 test("a loss while another has the connection begins no guard", { skip: ON_PG }, async () => {
   const lease = await fence.lease("order:7", { atMost: { milliseconds: 500 } });
@@ -454,8 +454,14 @@ test("a loss while another has the connection begins no guard", { skip: ON_PG },
 test("a loss at the end of a guard leaves its connection to others", { skip: ON_PG }, async () => {
   const lease = await fence.lease("order:7", LONG);
   const { signal } = lease;
-  // The driver's rollback is a warning, as the work has ended the transaction itself.
-  const own = ownOfPostgres(() => signal.dispatchEvent(new Event("abort")));
+  const own = ownOfPostgres();
+  const begin: any = own.begin;
+  // The loss comes with the end of the transaction, just before the client sees that end.
+  own.begin = (scope: unknown): any => {
+    const whole = begin(scope);
+    whole.catch(() => signal.dispatchEvent(new Event("abort")));
+    return whole;
+  };
   const ended = await errorOf(() => lease.guard(own as any, (tx) => run(tx, "ROLLBACK")));
   assert.ok(ended instanceof TransactionLost, String(ended));
   assert.equal((await own`SELECT 1 AS n`)[0]?.n, 1);
