@@ -1,9 +1,11 @@
 //! The lease that guards a row: the template in the trigger's arguments, filled from the row's columns.
 
 use crate::errors::{self, Report};
+use crate::leases::guard;
 use crate::pg::fenced_table::trigger::{Attribute, Columns, Tuple};
-use pg_fence_rules::NAME_MAX;
+use crate::pg::session::settings;
 use pg_fence_rules::template::{self, Piece};
+use pg_fence_rules::{NAME_MAX, Token};
 use std::borrow::Cow;
 
 /// The parsed template of a table's leases.
@@ -25,6 +27,12 @@ impl WriteLeases<'_> {
     /// The leases without duplicates, that of the new row first.
     pub fn iter(&self) -> impl Iterator<Item = &[u8]> {
         self.new.iter().chain(&self.old).map(|name| &**name)
+    }
+
+    /// The token of the guard of one of these leases, or else of the setting.
+    #[inline]
+    pub fn ambient(&self) -> Option<Token> {
+        self.iter().find_map(guard::token_for).or_else(settings::token)
     }
 }
 

@@ -5,7 +5,6 @@
 
 use super::plan::Duty;
 use super::refusal::RefusedWrite;
-use super::trigger::{ambient, names_fence};
 use crate::errors::{literal, quoted};
 use crate::leases::guard;
 use crate::pg::fenced_table::describe;
@@ -139,7 +138,7 @@ impl RefusedWrite<'_> {
 
     fn wrote(&self) -> Wrote {
         let RefusedWrite { call, plan, ref write } = *self;
-        let is_named = || write.column_presents() || names_fence(call, plan);
+        let is_named = || write.column_presents() || plan.names_fence(call);
         match (call.event, write.new.flatten()) {
             (Event::Delete, _) => Wrote::Deletes,
             (Event::Update, _) if !is_named() => Wrote::Nothing,
@@ -158,7 +157,7 @@ impl RefusedWrite<'_> {
     fn ambient(&self) -> Option<Token> {
         match self.plan.duty {
             Duty::RowLease { .. } => None,
-            _ => ambient(&self.leases()),
+            _ => self.leases().ambient(),
         }
     }
 }

@@ -3,7 +3,7 @@
 //! `trigger` decides about each row, using the `plan` made once per statement from the trigger's arguments. `binding`
 //! makes the name of a row's lease; `row_lease` decides about rows that are their own leases. `row_moves` recognizes
 //! rows that move to another partition, and `written` remembers the tokens under which rows were written. `refusal`
-//! makes the error of a refused write, and `hint` its hint. `declared` gives the arguments of triggers to the SQL of
+//! makes the error of a refused write, and `hint` its hint. `replica` checks what an apply worker writes. `declared` gives the arguments of triggers to the SQL of
 //! `fence_protect` and `fence_audit`.
 
 mod binding;
@@ -11,6 +11,7 @@ mod declared;
 mod hint;
 mod plan;
 mod refusal;
+mod replica;
 mod row_lease;
 mod row_moves;
 mod trigger;

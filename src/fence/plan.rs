@@ -3,7 +3,7 @@
 use super::binding::Binding;
 use super::row_moves;
 use crate::errors::{self, Report};
-use crate::pg::fenced_table::trigger::{Attribute, Columns, TriggerCall};
+use crate::pg::fenced_table::trigger::{Attribute, Columns, Event, TriggerCall};
 use crate::statistics;
 use crate::tokens;
 use pg_fence_rules::fence::Order;
@@ -66,6 +66,12 @@ impl Drop for Plan {
 }
 
 impl Plan {
+    /// Returns true if the statement names the fence column, as an INSERT always does.
+    #[inline]
+    pub fn names_fence(&self, call: &TriggerCall) -> bool {
+        call.event != Event::Update || call.names(&self.column)
+    }
+
     /// Returns true if a row is created without its lease, even if the session has a token.
     pub fn insert_ignores_token(&self) -> bool {
         self.duty == Duty::Managed { unfenced_insert: true }
@@ -114,7 +120,7 @@ impl Plan {
             tokens: tokens::sequence()?,
             moves,
             sees_leaving: declaration.fires_on_delete,
-            sees_arriving: declaration.sees_inserts,
+            sees_arriving: declaration.has_insert_trigger,
             verified: declaration.has_twin,
             depth: if moves { call.depth() } else { 0 },
         })

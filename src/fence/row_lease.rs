@@ -3,7 +3,7 @@
 
 use super::plan::Plan;
 use super::refusal::{self, RefusedWrite};
-use super::{row_moves, trigger};
+use super::{replica, row_moves};
 use crate::errors::{self, Report, RowLease};
 use crate::leases::guard;
 use crate::pg::fenced_table::describe;
@@ -42,7 +42,7 @@ pub fn before(
 ) -> Result<pg_sys::Datum, Report> {
     if settings::is_replica() {
         statistics::checked_row();
-        return trigger::replicated(call, plan, order_of(call, plan));
+        return replica::check(call, plan, order_of(call, plan));
     }
     let is_half_of_move = plan.moves && is_half_of_move(call, plan);
     if !is_half_of_move {
@@ -66,7 +66,7 @@ pub fn before(
 /// The write in the terms of the order check.
 fn order_of(call: &TriggerCall, plan: &Plan) -> fence::Write {
     let fence = |row| call.columns.token(row, &plan.column);
-    let named = trigger::names_fence(call, plan);
+    let named = plan.names_fence(call);
     fence::Write { old: call.old.map(fence), new: call.new.map(fence), named, ambient: None }
 }
 

@@ -53,10 +53,10 @@ pub fn accept_held(depth: usize, row: RowId, landing: Landing, deadline: Option<
 
 /// Returns true if the UPDATE of this version was just accepted, so that its DELETE is the first half of a move. If the
 /// other half is not seen, because the table is fenced on no INSERT, the next row that is seen is not taken for it.
-pub fn leaves(depth: usize, row: RowId, sees_inserts: bool) -> bool {
+pub fn leaves(depth: usize, row: RowId, sees_arriving: bool) -> bool {
     at_depth(depth, |accepted| {
         let moves = accepted.row.take().filter(|(id, _)| *id == row);
-        accepted.under_way = moves.filter(|_| sees_inserts).or(accepted.under_way);
+        accepted.under_way = moves.filter(|_| sees_arriving).or(accepted.under_way);
         moves.is_some()
     })
 }

@@ -6,7 +6,7 @@
 use super::binding::WriteLeases;
 use super::plan::{Duty, NullInsert, Plan};
 use super::refusal::{self, RefusedWrite};
-use super::{row_lease, row_moves, written};
+use super::{replica, row_lease, row_moves, written};
 use crate::errors::{self, Report};
 use crate::leases::guard;
 use crate::leases::known::Caller;
@@ -68,8 +68,8 @@ fn before<const MANAGED: bool>(call: &TriggerCall, plan: &Plan) -> Result<pg_sys
     let mut write = Write { old: old.map(fence), new: new.map(fence), named: true, ambient: None };
     if settings::is_replica() {
         statistics::checked_row();
-        write.named = names_fence(call, plan);
-        return replicated(call, plan, write);
+        write.named = plan.names_fence(call);
+        return replica::check(call, plan, write);
     }
     let leaves = |old: Tuple| row_moves::leaves(plan.depth, old.id(call), plan.sees_arriving);
     if plan.moves && call.event == Event::Delete && old.is_some_and(leaves) {
@@ -119,8 +119,8 @@ fn checked<const MANAGED: bool>(
     leases: &WriteLeases,
 ) -> Result<Option<Landing>, Report> {
     if MANAGED || !write.column_presents() {
-        write.named = names_fence(call, plan);
-        write.ambient = ambient(leases);
+        write.named = plan.names_fence(call);
+        write.ambient = leases.ambient();
     }
     tokens::ensure_begun(plan.tokens)?;
     let (write, bound) = (*write, plan.lease.is_some());
@@ -155,12 +155,6 @@ fn land(call: &TriggerCall, plan: &Plan, write: Write, landing: Landing) -> pg_s
         Some(row) => call.pass(Some(row)),
         None => call.pass(call.old),
     }
-}
-
-/// Returns true if the statement names the fence column, as an INSERT always does.
-#[inline]
-pub(super) fn names_fence(call: &TriggerCall, plan: &Plan) -> bool {
-    call.event != Event::Update || call.names(&plan.column)
 }
 
 /// The tokens of a row that has left its partition by an accepted update and is inserted into this one. A trigger in
@@ -201,12 +195,6 @@ fn guard_leases(
         .map_err(|unguarded| refused().unguarded(leases, token, unguarded))
 }
 
-/// The token of the guard of a lease, or else of the setting.
-#[inline]
-pub(super) fn ambient(leases: &WriteLeases) -> Option<Token> {
-    leases.iter().find_map(guard::token_for).or_else(settings::token)
-}
-
 /// The row with this fence.
 fn stamped(call: &TriggerCall, plan: &Plan, row: Tuple, fence: Option<Token>) -> Tuple {
     call.with_values(row, [(&plan.column, fence.map(Token::bigint))])
@@ -219,26 +207,6 @@ fn without(call: &TriggerCall, plan: &Plan, row: Tuple) -> Tuple {
         None => row,
         Some(_) => stamped(call, plan, row, None),
     }
-}
-
-/// Checks only the order under `session_replication_role = replica`, because the publisher has checked the write.
-#[inline(never)]
-pub(super) fn replicated(
-    call: &TriggerCall,
-    plan: &Plan,
-    write: Write,
-) -> Result<pg_sys::Datum, Report> {
-    if let (Some(Some(stored)), Some(new)) = (write.old, write.new) {
-        let verdict = match new {
-            Some(presented) if plan.order.accepts(presented, Some(stored)) => None,
-            Some(presented) => Some(Verdict::Stale { presented, stored }),
-            None => Some(Verdict::Unfenced),
-        };
-        if let Some(verdict) = verdict {
-            return Err(RefusedWrite { call, plan, write }.error(verdict));
-        }
-    }
-    Ok(call.pass(call.new.or(call.old)))
 }
 
 /// The check after all BEFORE triggers: the stored fence must be an accepted one, with a token that speaks for the

@@ -139,7 +139,7 @@ pub struct Declaration<'a> {
     /// True if the trigger fires on DELETE, too.
     pub fires_on_delete: bool,
     /// True if the table has a trigger of the same function that fires before an INSERT.
-    pub sees_inserts: bool,
+    pub has_insert_trigger: bool,
     /// True if the table has an AFTER ROW trigger of the same function, which checks rows after all others.
     pub has_twin: bool,
     /// True if the table is a partition.
@@ -210,7 +210,7 @@ impl TriggerCall {
             Declaration {
                 arguments: (0..trigger.tgnargs as usize).map(argument).collect(),
                 fires_on_delete: trigger.tgtype & DELETE_BIT != 0,
-                sees_inserts: has_one(|other| other.tgtype & BEFORE_INSERT == BEFORE_INSERT),
+                has_insert_trigger: has_one(|other| other.tgtype & BEFORE_INSERT == BEFORE_INSERT),
                 has_twin: has_one(|other| other.tgtype & BEFORE_BIT == 0),
                 on_partition: (*(*relation).rd_rel).relispartition,
             }
