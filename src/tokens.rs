@@ -38,13 +38,13 @@ struct SequenceCache {
 
 thread_local! {
     static CACHE: Cell<SequenceCache> = const {
-        Cell::new(SequenceCache::unknown(Oid::INVALID))
+        Cell::new(SequenceCache::empty(Oid::INVALID))
     };
 }
 
 impl SequenceCache {
-    /// What is known of a sequence at first: nothing.
-    const fn unknown(sequence: Oid) -> SequenceCache {
+    /// The cache before anything was read of the sequence.
+    const fn empty(sequence: Oid) -> SequenceCache {
         SequenceCache {
             advanced_for: Oid::INVALID,
             sequence,
@@ -54,13 +54,13 @@ impl SequenceCache {
         }
     }
 
-    /// What is known of this sequence.
+    /// The cache of this sequence.
     fn of(sequence: Oid) -> SequenceCache {
-        let known = CACHE.get();
-        if known.sequence == sequence {
-            return known;
+        let cache = CACHE.get();
+        if cache.sequence == sequence {
+            return cache;
         }
-        SequenceCache::unknown(sequence)
+        SequenceCache::empty(sequence)
     }
 
     fn has_advanced(&self) -> bool {
@@ -80,19 +80,19 @@ pub fn draw(above: Token) -> Result<Token, Report> {
     check_fit(oid)?;
     loop {
         xact::serve_interrupts();
-        let known = settled(oid)?;
-        let above = above.max(known.high_water);
+        let cache = current_cache(oid)?;
+        let above = above.max(cache.high_water);
         let token = Token::from_bigint(sequence::next(oid));
         // Drawing locks the sequence, so earlier changes of it are visible now, and none can follow.
         check_fit(oid)?;
         if token > above {
-            CACHE.set(SequenceCache { high_water: token, ..known });
-            if epochs::dump_lags(known.dumped, token) {
+            CACHE.set(SequenceCache { high_water: token, ..cache });
+            if epochs::dump_lags(cache.dumped, token) {
                 set_dumped(token)?;
             }
             return Ok(token);
         }
-        CACHE.set(SequenceCache { advanced_for: Oid::INVALID, high_water: above, ..known });
+        CACHE.set(SequenceCache { advanced_for: Oid::INVALID, high_water: above, ..cache });
     }
 }
 
@@ -122,17 +122,17 @@ pub fn sequence() -> Result<Oid, Report> {
 /// must have advanced since.
 #[inline]
 pub fn issued(oid: Oid, token: Token) -> bool {
-    let known = CACHE.get();
+    let cache = CACHE.get();
     token > Token::BEFORE_ALL
-        && ((known.sequence == oid && token <= known.high_water) || issued_by_now(oid, token))
+        && ((cache.sequence == oid && token <= cache.high_water) || issued_by_now(oid, token))
 }
 
 #[cold]
 fn issued_by_now(oid: Oid, token: Token) -> bool {
     // A sequence that was altered has issued nothing.
-    let Ok(known) = settled(oid) else { return false };
+    let Ok(cache) = current_cache(oid) else { return false };
     let last = last_of(oid);
-    CACHE.set(SequenceCache { high_water: known.high_water.max(last), ..known });
+    CACHE.set(SequenceCache { high_water: cache.high_water.max(last), ..cache });
     token <= last
 }
 
@@ -140,10 +140,10 @@ fn issued_by_now(oid: Oid, token: Token) -> bool {
 /// another database than the one that drew last, or a dump of one was loaded. Errors: 55000.
 pub fn epoch() -> Result<Epoch, Report> {
     let oid = sequence()?;
-    if let Some(epoch) = settled_epoch(oid)? {
+    if let Some(epoch) = cached_epoch(oid)? {
         return Ok(epoch);
     }
-    begin(oid)?;
+    advance_if_due(oid)?;
     recorded_epoch()
 }
 
@@ -154,7 +154,7 @@ pub fn epoch_seen() -> Result<Epoch, Report> {
         return recorded_epoch();
     }
     let oid = sequence()?;
-    if let Some(epoch) = settled_epoch(oid)? {
+    if let Some(epoch) = cached_epoch(oid)? {
         return Ok(epoch);
     }
     match what_is_due(oid)? {
@@ -167,19 +167,19 @@ pub fn epoch_seen() -> Result<Epoch, Report> {
 }
 
 /// The epoch, if it has been determined and no dump was loaded since; otherwise `None`.
-fn settled_epoch(oid: Oid) -> Result<Option<Epoch>, Report> {
-    let known = SequenceCache::of(oid);
+fn cached_epoch(oid: Oid) -> Result<Option<Epoch>, Report> {
+    let cache = SequenceCache::of(oid);
     // The page is read before the epoch. A new epoch is written before the page, so a stored epoch cannot be older than
     // the stored page state.
     let page = sequence::read(state_oid(c"dumped_token_seq")?);
-    if !known.has_advanced() || known.dumped != token_of(&page) {
+    if !cache.has_advanced() || cache.dumped != token_of(&page) {
         return Ok(None);
     }
-    if let Some((_, epoch)) = known.epoch.filter(|(state, _)| page.state == Some(*state)) {
+    if let Some((_, epoch)) = cache.epoch.filter(|(state, _)| page.state == Some(*state)) {
         return Ok(Some(epoch));
     }
     let epoch = recorded_epoch()?;
-    CACHE.set(SequenceCache { epoch: page.state.map(|state| (state, epoch)), ..known });
+    CACHE.set(SequenceCache { epoch: page.state.map(|state| (state, epoch)), ..cache });
     Ok(Some(epoch))
 }
 
@@ -208,12 +208,12 @@ fn check_fit(oid: Oid) -> Result<(), Report> {
     Ok(())
 }
 
-/// What is known of the sequence, once the epoch is determined and no dump was loaded since. Checked before each draw
-/// and decision, so that sessions older than a dump are as safe as newer ones.
-fn settled(oid: Oid) -> Result<SequenceCache, Report> {
-    let known = SequenceCache::of(oid);
-    if !known.has_advanced() || known.dumped != dumped()? {
-        begin(oid)?;
+/// The cache, after an advance if one is due, and after the epoch is determined anew if a dump was loaded since. Called
+/// before each draw and decision, so that sessions older than a dump are as safe as newer ones.
+fn current_cache(oid: Oid) -> Result<SequenceCache, Report> {
+    let cache = SequenceCache::of(oid);
+    if !cache.has_advanced() || cache.dumped != dumped()? {
+        advance_if_due(oid)?;
     }
     Ok(SequenceCache::of(oid))
 }
@@ -233,29 +233,29 @@ fn set_dumped(token: Token) -> Result<(), Report> {
 /// Ensures that the sequence is beyond all tokens that this database may have drawn before a start, a failover, a
 /// restore or a copy. The advance is durable before any token is drawn or checked; concurrent sessions make it once.
 #[inline]
-pub fn ensure_begun(oid: Oid) -> Result<(), Report> {
+pub fn ensure_advanced(oid: Oid) -> Result<(), Report> {
     if CACHE.get().advanced_for == oid {
         return Ok(());
     }
-    begin(oid)
+    advance_if_due(oid)
 }
 
 #[cold]
-fn begin(oid: Oid) -> Result<(), Report> {
+fn advance_if_due(oid: Oid) -> Result<(), Report> {
     let (due, seen) = what_is_due(oid)?;
     let mut has_new_epoch = false;
-    let known = match due {
+    let cache = match due {
         Due::Nothing => seen,
         _ => under_advance_lock(|| match what_is_due(oid)? {
             (Due::Nothing, seen) => Ok(seen),
-            (Due::Advance, _) => begin_with(oid, set_dumped),
+            (Due::Advance, _) => advance_and_record(oid, set_dumped),
             (Due::NewEpoch, _) => {
                 has_new_epoch = true;
                 begin_epoch(oid)
             }
         })?,
     };
-    CACHE.set(SequenceCache { advanced_for: oid, ..known });
+    CACHE.set(SequenceCache { advanced_for: oid, ..cache });
     if has_new_epoch {
         statistics::count(Counter::Jumps);
     }
@@ -274,7 +274,7 @@ fn under_advance_lock<T>(work: impl FnOnce() -> Result<T, Report>) -> Result<T, 
 
 /// The advance that is due, and the state of the sequence when that was decided.
 fn what_is_due(oid: Oid) -> Result<(Due, SequenceCache), Report> {
-    let known = SequenceCache::of(oid);
+    let cache = SequenceCache::of(oid);
     // Read before the sequence. Every advance sets the sequence first, so it is behind this number only if a dump was
     // loaded.
     let dumped = dumped()?;
@@ -287,27 +287,27 @@ fn what_is_due(oid: Oid) -> Result<(Due, SequenceCache), Report> {
     };
     let expected = start.map(|s| server::start(oid, s.file));
     let due =
-        epochs::due(&recorded, || server::identity(oid), expected.as_ref(), known.high_water)?;
-    Ok((due, SequenceCache { high_water: recorded.last.max(known.high_water), dumped, ..known }))
+        epochs::due(&recorded, || server::identity(oid), expected.as_ref(), cache.high_water)?;
+    Ok((due, SequenceCache { high_water: recorded.last.max(cache.high_water), dumped, ..cache }))
 }
 
 /// Begins a new epoch on request, and returns the number to which the sequence advanced. Errors: 55000.
 pub fn new_epoch() -> Result<Token, Report> {
     let oid = sequence()?;
-    let known = under_advance_lock(|| begin_epoch(oid))?;
-    CACHE.set(SequenceCache { advanced_for: oid, ..known });
+    let cache = under_advance_lock(|| begin_epoch(oid))?;
+    CACHE.set(SequenceCache { advanced_for: oid, ..cache });
     statistics::count(Counter::Jumps);
-    Ok(known.high_water)
+    Ok(cache.high_water)
 }
 
 /// Called once, when the extension is created. No grant is older, so no token becomes invalid. But grants that a
 /// restore loads are older, and stay invalid until the restore has loaded the rest.
 pub fn record_creation() -> Result<(), Report> {
-    begin_with(sequence()?, set_epoch).map(drop)
+    advance_and_record(sequence()?, set_epoch).map(drop)
 }
 
 fn begin_epoch(oid: Oid) -> Result<SequenceCache, Report> {
-    begin_with(oid, |target| {
+    advance_and_record(oid, |target| {
         set_epoch(target)?;
         // Set rather than drawn: nextval logs a value 32 ahead, which would appear after a crash.
         sequence::set_durably(state_oid(c"jump_count_seq")?, epochs_begun()? + 1);
@@ -322,7 +322,7 @@ fn set_epoch(target: Token) -> Result<(), Report> {
     set_dumped(target)
 }
 
-fn advance(oid: Oid) -> Result<Token, Report> {
+fn advance_sequence(oid: Oid) -> Result<Token, Report> {
     check_fit(oid)?;
     let last = last_of(oid).max(SequenceCache::of(oid).high_water).max(dumped()?);
     // Waits once only: if the clock does not advance, the last value decides.
@@ -335,21 +335,21 @@ fn advance(oid: Oid) -> Result<Token, Report> {
 /// Advances the sequence, calls `then` with the number that it has reached, and records the identity and the start, once
 /// everything else is on disk. After an earlier crash the sequence advances once more, never once too few. The hash of the
 /// start is set last, because with it the other values are believed.
-fn begin_with(
+fn advance_and_record(
     oid: Oid,
     then: impl FnOnce(Token) -> Result<(), Report>,
 ) -> Result<SequenceCache, Report> {
     let identity = server::identity(oid)?;
-    let began_at = advance(oid)?;
-    then(began_at)?;
+    let reached = advance_sequence(oid)?;
+    then(reached)?;
     sequence::set_durably(state_oid(c"database_identity_seq")?, identity.fingerprint());
     let start = state_oid(c"server_start_seq")?;
     if let Some(found) = sequence::read_unlogged(start) {
         sequence::set(start, server::start(oid, found.file).fingerprint(identity.fingerprint()));
     }
     Ok(SequenceCache {
-        high_water: began_at,
-        dumped: began_at,
+        high_water: reached,
+        dumped: reached,
         epoch: None,
         ..SequenceCache::of(oid)
     })

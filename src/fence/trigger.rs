@@ -122,7 +122,7 @@ fn checked<const MANAGED: bool>(
         write.named = plan.names_fence(call);
         write.ambient = leases.ambient();
     }
-    tokens::ensure_begun(plan.tokens)?;
+    tokens::ensure_advanced(plan.tokens)?;
     let (write, bound) = (*write, plan.lease.is_some());
     let issued = |token| bound || tokens::issued(plan.tokens, token);
     let verdict = match MANAGED {
