@@ -9,7 +9,7 @@ use crate::fence;
 use crate::leases::{guard, queue, session_leases};
 use crate::pg::locks::lock_count;
 use crate::pg::session::commit;
-use crate::pg::session::scope::{Listener, XactEvent};
+use crate::pg::session::scope::{Listener, TransactionEvent};
 use crate::statistics;
 
 /// Registered when the library is loaded.
@@ -21,16 +21,16 @@ fn before_commit(prepares: bool) -> Result<(), Report> {
     Ok(())
 }
 
-fn at(event: XactEvent) {
+fn at(event: TransactionEvent) {
     match event {
-        XactEvent::CommitBegins => return commit::allow_asynchronous(),
-        XactEvent::Ended(ending) => {
+        TransactionEvent::CommitBegins => return commit::allow_asynchronous(),
+        TransactionEvent::Ended(ending) => {
             // First, because it may wait for the disk; before that nobody may learn of the commit.
             commit::restore(ending);
             statistics::flush();
         }
-        XactEvent::LocksGone => return queue::wake_heads(),
-        XactEvent::SavepointRolledBack(_) => {}
+        TransactionEvent::LocksReleased => return queue::wake_heads(),
+        TransactionEvent::SavepointRolledBack(_) => {}
     }
     // Per-transaction state. The order of these callbacks does not matter.
     lock_count::on_transaction_event(event);

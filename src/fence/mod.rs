@@ -20,10 +20,10 @@ mod written;
 pub use declared::{audit, protect, unprotect};
 pub use trigger::fenced;
 
-use crate::pg::session::scope::XactEvent;
+use crate::pg::session::scope::TransactionEvent;
 
 /// Forgets the rows of this transaction when it ends.
-pub fn on_transaction_event(event: XactEvent) {
+pub fn on_transaction_event(event: TransactionEvent) {
     row_moves::on_transaction_event(event);
     written::on_transaction_event(event);
 }

@@ -2,7 +2,7 @@
 //! triggers fire. The UPDATE has been checked, so its two halves are recognized and pass.
 
 use crate::pg::fenced_table::trigger::RowId;
-use crate::pg::session::scope::{SavepointId, XactEvent};
+use crate::pg::session::scope::{SavepointId, TransactionEvent};
 use crate::pg::session::xact;
 use pg_fence_rules::Instant;
 use pg_fence_rules::fence::Landing;
@@ -16,7 +16,7 @@ thread_local! {
 
 /// Forgets accepted rows at the end of their transaction, or at the rollback of their savepoint. The entries stay,
 /// because their index is the depth.
-pub fn on_transaction_event(event: XactEvent) {
+pub fn on_transaction_event(event: TransactionEvent) {
     ACCEPTED.with_borrow_mut(|all| {
         for accepted in all {
             if !event.survives(accepted.savepoint) {

@@ -1,7 +1,7 @@
 //! The tokens under which this transaction has written rows, and the fences that it left in them. The check after the
 //! other triggers recognizes rows by these.
 
-use crate::pg::session::scope::XactEvent;
+use crate::pg::session::scope::TransactionEvent;
 use pg_fence_rules::Token;
 use pg_fence_rules::fence::Landing;
 use pgrx::pg_sys::Oid;
@@ -17,8 +17,8 @@ thread_local! {
 }
 
 /// Forgets the written rows at the end of the transaction. (A row undone by a rollback is not checked again.)
-pub fn on_transaction_event(event: XactEvent) {
-    if matches!(event, XactEvent::Ended(_)) {
+pub fn on_transaction_event(event: TransactionEvent) {
+    if matches!(event, TransactionEvent::Ended(_)) {
         WRITTEN.with_borrow_mut(BTreeSet::clear);
     }
 }

@@ -9,7 +9,7 @@ use super::locks::{Locked, Locks};
 use super::queue;
 use crate::errors::{self, Report};
 use crate::pg::call::raise;
-use crate::pg::session::scope::{SavepointId, XactEvent};
+use crate::pg::session::scope::{SavepointId, TransactionEvent};
 use crate::pg::session::xact;
 use crate::pg::session::{clock, role};
 use crate::pg::state::lease_table::{AsOf, LeaseTable};
@@ -44,7 +44,7 @@ thread_local! {
 }
 
 /// Forgets guards at the end of the transaction, and at the rollback of their savepoint.
-pub fn on_transaction_event(event: XactEvent) {
+pub fn on_transaction_event(event: TransactionEvent) {
     GUARDS.with_borrow_mut(|g| {
         g.by_lease.retain(|_, guards| {
             guards.retain(|guard| event.survives(guard.savepoint));

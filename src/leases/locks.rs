@@ -114,7 +114,7 @@ impl<'a> Locked<'a> {
             return Ok(None);
         }
         if table.still_has(seen) {
-            return Ok(Some(Locked { row: seen.looked_at_again(), locks }));
+            return Ok(Some(Locked { row: seen.with_session_rechecked(), locks }));
         }
         Ok(Self::under(locks, table, seen.grant.slot, wanted))
     }

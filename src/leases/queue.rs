@@ -6,7 +6,7 @@
 //! own locks are released.
 
 use crate::pg::locks::lock::LockTag;
-use crate::pg::session::scope::{SavepointId, XactEvent};
+use crate::pg::session::scope::{SavepointId, TransactionEvent};
 use crate::pg::session::xact;
 use pg_fence_rules::locks::{HEAD_OF_QUEUE, SOMEBODY_WAITS};
 use std::cell::RefCell;
@@ -18,7 +18,7 @@ thread_local! {
 
 /// Marks the leases whose locks go with this event. Their heads are woken later, since they would still find the leases
 /// locked.
-pub fn on_transaction_event(event: XactEvent) {
+pub fn on_transaction_event(event: TransactionEvent) {
     CHANGED.with_borrow_mut(|all| {
         for changed in all {
             changed.is_over |= !event.survives(changed.savepoint);

@@ -12,7 +12,7 @@ use crate::pg::locks::lock::LockTag;
 use crate::pg::locks::lock_count;
 use crate::pg::locks::session_lock::{self, SessionLock};
 use crate::pg::session::clock;
-use crate::pg::session::scope::{Ending, SavepointId, XactEvent};
+use crate::pg::session::scope::{Ending, SavepointId, TransactionEvent};
 use crate::pg::session::xact;
 use crate::pg::state::lease_table::{AsOf, LeaseTable};
 use crate::pg::state::row::Row;
@@ -54,7 +54,7 @@ thread_local! {
 }
 
 /// Settles the grants that the transaction has acquired or ended, at its end and at the rollback of a savepoint.
-pub fn on_transaction_event(event: XactEvent) {
+pub fn on_transaction_event(event: TransactionEvent) {
     LEASES.with_borrow_mut(|leases| leases.settle(event));
 }
 
@@ -135,8 +135,8 @@ fn forget_ended(table: &LeaseTable) {
 }
 
 impl SessionLeases {
-    fn settle(&mut self, event: XactEvent) {
-        let is_committed = matches!(event, XactEvent::Ended(Ending::Committed));
+    fn settle(&mut self, event: TransactionEvent) {
+        let is_committed = matches!(event, TransactionEvent::Ended(Ending::Committed));
         for key in std::mem::take(&mut self.touched) {
             let Some(lease) = self.all.get_mut(&key) else { continue };
             let is_over = |mark: &mut Option<SavepointId>| {
@@ -151,7 +151,7 @@ impl SessionLeases {
                 self.touched.push(key);
             }
         }
-        if matches!(event, XactEvent::Ended(_)) {
+        if matches!(event, TransactionEvent::Ended(_)) {
             self.notice_unlocked();
         }
     }

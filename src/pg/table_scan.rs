@@ -3,14 +3,14 @@
 use crate::pg::memory::Scratch;
 use pgrx::pg_sys::{self, AttrNumber, Datum, HeapTuple, Oid, RegProcedure, Snapshot, TupleDesc};
 
-/// Calls `show` for every row that is committed now, or that this transaction has written, until one call fails. Memory
+/// Calls `visit` for every row that is committed now, or that this transaction has written, until one call fails. Memory
 /// that Postgres allocates for a row is freed before the next.
 ///
 /// # Safety
-/// The relation must be an open table; a row must not be used after `show` returns.
+/// The relation must be an open table; a row must not be used after `visit` returns.
 pub unsafe fn each_row<E>(
     table: pg_sys::Relation,
-    mut show: impl FnMut(HeapTuple) -> Result<(), E>,
+    mut visit: impl FnMut(HeapTuple) -> Result<(), E>,
 ) -> Result<(), E> {
     // SAFETY: the caller's promise; the snapshot outlives the scan.
     unsafe {
@@ -18,7 +18,7 @@ pub unsafe fn each_row<E>(
         let mut scratch = Scratch::new();
         let mut result = Ok(());
         scan(table, snapshot, |tuple| {
-            result = scratch.run(|| show(tuple));
+            result = scratch.run(|| visit(tuple));
             result.is_ok()
         });
         pg_sys::UnregisterSnapshot(snapshot);
@@ -70,17 +70,17 @@ unsafe fn scan(
     }
 }
 
-/// Calls `show` for each row of a catalog whose columns have these values, each compared by its equality function. Uses
+/// Calls `visit` for each row of a catalog whose columns have these values, each compared by its equality function. Uses
 /// the index if one is given, and the catalog's own snapshot if none is.
 ///
 /// # Safety
-/// The index must be the catalog's and begin with those columns; a row must not be used after `show` returns.
+/// The index must be the catalog's and begin with those columns; a row must not be used after `visit` returns.
 pub unsafe fn each_catalog_row<const N: usize>(
     catalog: Oid,
     index: Option<Oid>,
     wanted: [(AttrNumber, RegProcedure, Datum); N],
     snapshot: Snapshot,
-    mut show: impl FnMut(HeapTuple, TupleDesc),
+    mut visit: impl FnMut(HeapTuple, TupleDesc),
 ) {
     // SAFETY: the caller's promise; the keys outlive the scan.
     unsafe {
@@ -98,7 +98,7 @@ pub unsafe fn each_catalog_row<const N: usize>(
             if tuple.is_null() {
                 break;
             }
-            show(tuple, (*catalog).rd_att);
+            visit(tuple, (*catalog).rd_att);
         }
         pg_sys::systable_endscan(scan);
         pg_sys::table_close(catalog, pg_sys::AccessShareLock as i32);

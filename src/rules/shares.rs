@@ -14,7 +14,7 @@ pub struct Entry {
 
 /// The index to overwrite next: a free one; or else the oldest entry of the owners with more than a quarter of the
 /// list; or else the oldest entry. `None` if the list has length 0.
-pub fn next_to_go(places: &[Option<Entry>]) -> Option<usize> {
+pub fn next_to_evict(places: &[Option<Entry>]) -> Option<usize> {
     if let Some(free) = places.iter().position(Option::is_none) {
         return Some(free);
     }
@@ -35,7 +35,7 @@ mod tests {
     fn put(places: &mut [Option<Entry>], owner: u32, count: usize) {
         for _ in 0..count {
             let last = places.iter().flatten().map(|entry| entry.number).max().unwrap_or(0);
-            let place = next_to_go(places).expect("there are places");
+            let place = next_to_evict(places).expect("there are places");
             places[place] = Some(Entry { number: last + 1, owner });
         }
     }
@@ -71,6 +71,6 @@ mod tests {
         let mut kept = places.map(|entry| entry.map_or(0, |entry| entry.number));
         kept.sort_unstable();
         assert_eq!(kept, [17, 18, 19, 20, 21, 22, 23, 24]);
-        assert_eq!(next_to_go(&[]), None);
+        assert_eq!(next_to_evict(&[]), None);
     }
 }

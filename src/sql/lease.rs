@@ -195,9 +195,9 @@ pub fn prune(args: Args) -> Result<Answer, Report> {
     let table = LeaseTable::open(Access::Write)?;
     let now = clock::now();
     // Rows of adopted names stay: they show which numbers are stale.
-    let is_to_go =
+    let is_prunable =
         |row: &Row| row.grant.adopted.is_none() && row.over_since(now) < now - older_than;
-    Ok(prune_all(&table, is_to_go)?.into())
+    Ok(prune_all(&table, is_prunable)?.into())
 }
 
 /// `lease_forget(name) → bigint`: deletes the row of an adopted name that is free, and returns the number of rows.
@@ -224,19 +224,19 @@ pub fn forget_older(args: Args) -> Result<Answer, Report> {
     xact::writable(c"lease_forget_older()");
     let table = LeaseTable::open(Access::Write)?;
     let now = clock::now();
-    let is_to_go = |row: &Row| is_free_adopted(row) && row.over_since(now) < now - than;
-    Ok(prune_all(&table, is_to_go)?.into())
+    let is_prunable = |row: &Row| is_free_adopted(row) && row.over_since(now) < now - than;
+    Ok(prune_all(&table, is_prunable)?.into())
 }
 
 fn is_free_adopted(row: &Row) -> bool {
     row.grant.adopted.is_some() && row.grant.closing.is_some()
 }
 
-/// Deletes the rows for which `is_to_go` holds, except for those of guarded grants.
-fn prune_all(table: &LeaseTable, is_to_go: impl Fn(&Row) -> bool) -> Result<i64, Report> {
+/// Deletes the rows for which `is_prunable` holds, except for those of guarded grants.
+fn prune_all(table: &LeaseTable, is_prunable: impl Fn(&Row) -> bool) -> Result<i64, Report> {
     let mut pruned = 0i64;
     table.each(|found| {
-        if is_to_go(found) && prune_row(table, found, &is_to_go)? {
+        if is_prunable(found) && prune_row(table, found, &is_prunable)? {
             pruned += 1;
         }
         Ok(())

@@ -3,7 +3,7 @@
 //! One word of that memory is a spin lock, held while one entry is copied in or all are copied out. A session that
 //! finds it busy for too long gives up, so a process stopped while holding it blocks nobody.
 
-use pg_fence_rules::shares::{Entry, next_to_go};
+use pg_fence_rules::shares::{Entry, next_to_evict};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -36,7 +36,7 @@ impl Ring<'_> {
                 let owner = (load(&cell[1]) >> 32) as u32;
                 Some(Entry { number: load(&cell[0]), owner }).filter(|entry| entry.number > 0)
             });
-            let Some(place) = next_to_go(&kept.collect::<Vec<_>>()) else { return };
+            let Some(place) = next_to_evict(&kept.collect::<Vec<_>>()) else { return };
             let cell = &self.cells[place * CELL_WORDS..(place + 1) * CELL_WORDS];
             let number = load(self.count) + 1;
             self.count.store(number, Ordering::Relaxed);

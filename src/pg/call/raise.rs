@@ -205,7 +205,7 @@ pub unsafe fn throw(error: RawError) -> ! {
 }
 
 /// Raises an error in the middle of Rust work, as a function of the server would, for errors that no caller expects.
-pub fn now(error: Report) -> ! {
+pub fn error(error: Report) -> ! {
     report(error, PgLogLevel::ERROR);
     unreachable!("an ERROR was reported and came back");
 }

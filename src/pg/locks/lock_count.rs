@@ -5,7 +5,7 @@
 
 use crate::errors::{self, Report};
 use crate::pg::compat;
-use crate::pg::session::scope::{SavepointId, XactEvent};
+use crate::pg::session::scope::{SavepointId, TransactionEvent};
 use crate::pg::session::xact;
 use pgrx::pg_sys;
 use std::cell::{Cell, RefCell};
@@ -30,7 +30,7 @@ thread_local! {
 }
 
 /// Forgets entries at the end of the transaction, and at the rollback of their savepoint.
-pub fn on_transaction_event(event: XactEvent) {
+pub fn on_transaction_event(event: TransactionEvent) {
     TAKEN.with_borrow_mut(|taken| taken.retain(|_, entry| event.survives(entry.savepoint)));
 }
 

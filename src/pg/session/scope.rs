@@ -24,27 +24,27 @@ pub enum Ending {
 /// An event at the end of a transaction or a savepoint. Postgres can no longer stop at this point, so code that runs
 /// then must not raise.
 #[derive(Clone, Copy)]
-pub enum XactEvent {
+pub enum TransactionEvent {
     /// The commit record is written next.
     CommitBegins,
     /// The transaction is over, or prepared. Its changes are visible, and its locks are still held.
     Ended(Ending),
     /// The locks are released: those of the transaction or, if it goes on, those of the savepoint that was rolled back.
-    LocksGone,
+    LocksReleased,
     /// A savepoint was rolled back; its locks are released next.
     SavepointRolledBack(SavepointId),
 }
 
-impl XactEvent {
+impl TransactionEvent {
     /// Returns true if state that this savepoint has made survives the event.
     ///
     /// Ids grow within a transaction, and savepoints are nested. So a rollback undoes what was done under its savepoint's
     /// id and all later ones: in it, or in savepoints within it, released or not. A release changes nothing.
     pub fn survives(self, savepoint: SavepointId) -> bool {
         match self {
-            XactEvent::Ended(_) => false,
-            XactEvent::SavepointRolledBack(undone) => savepoint < undone,
-            XactEvent::CommitBegins | XactEvent::LocksGone => true,
+            TransactionEvent::Ended(_) => false,
+            TransactionEvent::SavepointRolledBack(undone) => savepoint < undone,
+            TransactionEvent::CommitBegins | TransactionEvent::LocksReleased => true,
         }
     }
 }
@@ -55,7 +55,7 @@ pub struct Listener {
     /// Called when the transaction can still write or fail. The argument is true for PREPARE.
     pub before_commit: fn(bool) -> Result<(), Report>,
     /// Called at each later event.
-    pub at: fn(XactEvent),
+    pub at: fn(TransactionEvent),
 }
 
 thread_local! {
@@ -73,7 +73,7 @@ pub fn register(listener: Listener) {
     }
 }
 
-fn report(event: XactEvent) {
+fn report(event: TransactionEvent) {
     if let Some(listener) = LISTENER.get() {
         (listener.at)(event);
     }
@@ -84,14 +84,14 @@ unsafe extern "C-unwind" fn transaction_event(event: pg_sys::XactEvent::Type, _:
     match event {
         X::XACT_EVENT_PRE_COMMIT => {
             before_commit(false);
-            report(XactEvent::CommitBegins);
+            report(TransactionEvent::CommitBegins);
         }
         X::XACT_EVENT_PRE_PREPARE => before_commit(true),
-        X::XACT_EVENT_COMMIT => report(XactEvent::Ended(Ending::Committed)),
+        X::XACT_EVENT_COMMIT => report(TransactionEvent::Ended(Ending::Committed)),
         X::XACT_EVENT_PARALLEL_COMMIT
         | X::XACT_EVENT_ABORT
         | X::XACT_EVENT_PARALLEL_ABORT
-        | X::XACT_EVENT_PREPARE => report(XactEvent::Ended(Ending::Other)),
+        | X::XACT_EVENT_PREPARE => report(TransactionEvent::Ended(Ending::Other)),
         _ => {}
     }
 }
@@ -112,7 +112,7 @@ unsafe extern "C-unwind" fn savepoint_event(
     _: *mut c_void,
 ) {
     if event == pg_sys::SubXactEvent::SUBXACT_EVENT_ABORT_SUB {
-        report(XactEvent::SavepointRolledBack(savepoint));
+        report(TransactionEvent::SavepointRolledBack(savepoint));
     }
 }
 
@@ -126,6 +126,6 @@ unsafe extern "C-unwind" fn release_event(
     // parent.
     let after = phase == pg_sys::ResourceReleasePhase::RESOURCE_RELEASE_AFTER_LOCKS;
     if after && (transaction_is_over || !commit) {
-        report(XactEvent::LocksGone);
+        report(TransactionEvent::LocksReleased);
     }
 }

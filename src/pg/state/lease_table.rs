@@ -159,7 +159,7 @@ impl LeaseTable {
 
     fn search(&self, name: &[u8], slot: Option<i32>, as_of: AsOf) -> Vec<Row> {
         let name = text_datum(name);
-        let index = self.index().unwrap_or_else(|report| raise::now(report)).relation;
+        let index = self.index().unwrap_or_else(|report| raise::error(report)).relation;
         let mut found = Vec::with_capacity(1);
         let scan = |snapshot| {
             let mut keys = [pg_sys::ScanKeyData::default(); 2];
@@ -258,12 +258,12 @@ impl LeaseTable {
         unsafe { Row::new(tuple, self.row_type()) }
     }
 
-    /// Calls `show` for every row of the table.
-    pub fn each(&self, mut show: impl FnMut(&Row) -> Result<(), Report>) -> Result<(), Report> {
+    /// Calls `visit` for every row of the table.
+    pub fn each(&self, mut visit: impl FnMut(&Row) -> Result<(), Report>) -> Result<(), Report> {
         // SAFETY: an open table, whose rows are copied.
         unsafe {
             table_scan::each_row(self.relation(), |tuple| {
-                show(&self.row(pg_sys::heap_copytuple(tuple)))
+                visit(&self.row(pg_sys::heap_copytuple(tuple)))
             })
         }
     }

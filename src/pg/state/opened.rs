@@ -61,7 +61,7 @@ impl Opened {
     /// Opens a locked relation. The extension may have been dropped during the wait for the lock.
     fn locked(oid: pg_sys::Oid, mode: c_int) -> Self {
         if !relation::is_there(oid) {
-            raise::now(errors::dropped());
+            raise::error(errors::dropped());
         }
         // SAFETY: the relation is locked; the reference is released on drop.
         let relation =

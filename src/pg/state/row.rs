@@ -331,8 +331,8 @@ impl Row {
             && !SessionLock::of(self.grant.tokens.first()).is_held()
     }
 
-    /// The same version, after another check whether its session has ended.
-    pub fn looked_at_again(mut self) -> Row {
+    /// The same version, after another check whether the session of its grant has ended.
+    pub fn with_session_rechecked(mut self) -> Row {
         self.grant.abandoned = self.is_abandoned();
         self
     }

@@ -54,7 +54,7 @@ struct SequenceForm {
 pub fn read(oid: pg_sys::Oid) -> Page {
     // The lock is not held: maintenance of the sequence would wait for a session that has only read it.
     let sequence = Opened::queued(oid, pg_sys::AccessShareLock);
-    read_page(&sequence).unwrap_or_else(|| raise::now(damage(&sequence)))
+    read_page(&sequence).unwrap_or_else(|| raise::error(damage(&sequence)))
 }
 
 fn damage(sequence: &Opened) -> Report {
@@ -104,7 +104,7 @@ pub fn read_unlogged(oid: pg_sys::Oid) -> Option<Page> {
     // SAFETY: an open relation.
     let has_page = unsafe { compat::guarded(|| compat::has_first_page(sequence.relation)) };
     let page = has_page.then(|| read_page(&sequence)).flatten();
-    Some(page.unwrap_or_else(|| raise::now(damage(&sequence))))
+    Some(page.unwrap_or_else(|| raise::error(damage(&sequence))))
 }
 
 /// Returns true if this transaction has created the sequence, so that a rollback would drop it.
