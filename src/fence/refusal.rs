@@ -7,11 +7,11 @@ use super::binding::WriteLeases;
 use super::plan::Plan;
 use crate::errors::{self, Report, SqlState};
 use crate::leases::guard;
-use crate::leases::known::{self, Caller, MaySee};
+use crate::leases::lookup::{self, Caller, Disclosure};
 use crate::pg::fenced_table::describe;
 use crate::pg::fenced_table::trigger::{Attribute, TriggerCall, Tuple};
 use crate::pg::state::role_prefix;
-use crate::statistics::Known;
+use crate::statistics::RefusalFacts;
 use crate::tokens;
 use pg_fence_rules::Token;
 use pg_fence_rules::fence::{Verdict, Write};
@@ -67,9 +67,11 @@ impl RefusedWrite<'_> {
             // To a writer that may not see the lease, an unissued token is answered like any other that does not speak.
             Verdict::NeverIssued { presented } => {
                 match lease.filter(|name| !role_prefix::may_be_named_in_errors(name)) {
-                    Some(name) => {
-                        known::not_speaking(name, presented, Caller::Trigger(&|| self.may_see()))
-                    }
+                    Some(name) => lookup::not_speaking(
+                        name,
+                        presented,
+                        Caller::Trigger(&|| self.disclosure()),
+                    ),
                     None => {
                         let hint = self.hint_of_never_issued(presented, stored);
                         errors::never_issued(presented, hint)
@@ -90,8 +92,8 @@ impl RefusedWrite<'_> {
     }
 
     /// What the writer may know of the lease and the token in question.
-    pub fn may_see(&self) -> MaySee {
-        may_see(self.call, self.plan, self.presents())
+    pub fn disclosure(&self) -> Disclosure {
+        disclosure(self.call, self.plan, self.presents())
     }
 
     /// Returns true if the statement or the transaction has presented the token itself, so that its writer knows it.
@@ -101,7 +103,7 @@ impl RefusedWrite<'_> {
 
     /// Returns true if the token was neither drawn here nor adopted for one of these leases.
     fn is_never_issued(&self, leases: &WriteLeases, token: Token) -> bool {
-        !tokens::issued(self.plan.tokens, token) && !leases.iter().any(known::is_adopted)
+        !tokens::issued(self.plan.tokens, token) && !leases.iter().any(lookup::is_adopted)
     }
 
     /// The leases of the write; none if their names cannot be made.
@@ -112,7 +114,7 @@ impl RefusedWrite<'_> {
 
 /// The facts about a refused write for administrators, whatever its writer may know.
 #[cold]
-pub fn known(call: &TriggerCall, plan: &Plan, report: &Report) -> Known {
+pub fn facts(call: &TriggerCall, plan: &Plan, report: &Report) -> RefusalFacts {
     let fence = |row: Tuple| call.columns.token(row, &plan.column);
     let stored = call.old.and_then(fence);
     let presented = call.new.and_then(fence).filter(|_| report.sqlstate != SqlState::NoToken);
@@ -121,8 +123,8 @@ pub fn known(call: &TriggerCall, plan: &Plan, report: &Report) -> Known {
     let stands = |name: &&[u8]| presented.is_some_and(|token| guard::is_guarded_here(name, token));
     let lease = leases.iter().find(|name| !stands(name)).or(leases.iter().next());
     let lease = lease.map(<[u8]>::to_vec);
-    let holder = lease.as_deref().and_then(known::holder);
-    Known { key: describe::key(call), lease, holder, presented, stored }
+    let holder = lease.as_deref().and_then(lookup::holder);
+    RefusalFacts { key: describe::key(call), lease, holder, presented, stored }
 }
 
 /// The leases of a write; none if their names cannot be made.
@@ -135,9 +137,9 @@ fn leases<'a>(call: &TriggerCall, plan: &'a Plan) -> WriteLeases<'a> {
 /// What the writer may know of the lease and the token in question. `presents` is true if it has presented the token
 /// itself.
 #[cold]
-pub fn may_see(call: &TriggerCall, plan: &Plan, presents: bool) -> MaySee {
+pub fn disclosure(call: &TriggerCall, plan: &Plan, presents: bool) -> Disclosure {
     let token = presents || describe::readable(call, plan.column.number);
-    MaySee { lease: may_see_lease(call, plan), token }
+    Disclosure { lease: may_see_lease(call, plan), token }
 }
 
 /// Returns true if the caller may read the columns in the name of the row's lease.

@@ -9,12 +9,12 @@ use super::refusal::{self, RefusedWrite};
 use super::{replica, row_lease, row_moves, written};
 use crate::errors::{self, Report};
 use crate::leases::guard;
-use crate::leases::known::Caller;
+use crate::leases::lookup::Caller;
 use crate::pg::call::args::{Answer, Args};
 use crate::pg::fenced_table::describe;
 use crate::pg::fenced_table::trigger::{Event, Timing, TriggerCall, Tuple};
 use crate::pg::session::settings;
-use crate::statistics::{self, Known};
+use crate::statistics::{self, RefusalFacts};
 use crate::tokens;
 use pg_fence_rules::Token;
 use pg_fence_rules::fence::{self, Landing, Verdict, Write};
@@ -44,7 +44,7 @@ pub fn fenced(args: Args) -> Result<Answer, Report> {
     };
     row.map(Answer::Value).map_err(|report| {
         let report = describe::at_row(report, &call, &plan.column);
-        statistics::refused(&report, || refusal::known(&call, plan, &report));
+        statistics::refused(&report, || refusal::facts(&call, plan, &report));
         report
     })
 }
@@ -56,7 +56,7 @@ fn truncate(call: &TriggerCall) -> Result<Answer, Report> {
     }
     statistics::checked_row();
     let report = describe::at_table(errors::unfenceable(), call);
-    statistics::refused(&report, Known::default);
+    statistics::refused(&report, RefusalFacts::default);
     Err(report)
 }
 
@@ -188,10 +188,10 @@ fn guard_leases(
 ) -> Result<(), Report> {
     let token = landing.token;
     let refused = || RefusedWrite { call, plan, write };
-    let may_see = || refused().may_see();
+    let disclosure = || refused().disclosure();
     leases
         .iter()
-        .try_for_each(|name| guard::require(name, token, Caller::Trigger(&may_see)))
+        .try_for_each(|name| guard::require(name, token, Caller::Trigger(&disclosure)))
         .map_err(|unguarded| refused().unguarded(leases, token, unguarded))
 }
 
@@ -246,8 +246,8 @@ fn verify(
         let token = written::token_that_wrote(call.table, now, |token| {
             guard::is_guarded_here(&name, token)
         });
-        let may_see = || refusal::may_see(call, plan, true);
-        guard::require(&name, token.unwrap_or(now), Caller::Trigger(&may_see))?;
+        let disclosure = || refusal::disclosure(call, plan, true);
+        guard::require(&name, token.unwrap_or(now), Caller::Trigger(&disclosure))?;
     }
     Ok(passed)
 }

@@ -7,8 +7,8 @@
 
 use super::free_slot::{is_being_loaded, settled_rows};
 use super::guard;
-use super::known::{check_role, of_another_holder};
 use super::locks::{Locked, Locks};
+use super::lookup::{check_role, of_another_holder};
 use crate::errors::{self, Report};
 use crate::pg::locks::wait::{self, Waiting};
 use crate::pg::session::clock;

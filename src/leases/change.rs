@@ -1,7 +1,7 @@
 //! Changing or ending the grant that a token belongs to: for its holder, and for an administrator.
 
-use super::known::{check_role, greatest, may_know_of, of_token, refuse_adopted};
 use super::locks::{Locked, Locks};
+use super::lookup::{check_role, greatest, may_know_of, of_token, refuse_adopted};
 use super::{queue, session_leases};
 use crate::errors::{self, Report};
 use crate::pg::session::clock;

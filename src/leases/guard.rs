@@ -4,8 +4,8 @@
 //! a token is checked once per lease and transaction. A guard ends with its lock, so at the rollback of its savepoint,
 //! too.
 
-use super::known::{Caller, not_speaking, not_your_lease};
 use super::locks::{Locked, Locks};
+use super::lookup::{Caller, not_speaking, not_your_lease};
 use super::queue;
 use crate::errors::{self, Report};
 use crate::pg::call::raise;
@@ -15,7 +15,7 @@ use crate::pg::session::{clock, role};
 use crate::pg::state::lease_table::{AsOf, LeaseTable};
 use crate::pg::state::role_prefix;
 use crate::pg::state::row::Row;
-use crate::statistics::{self, Counter, Known};
+use crate::statistics::{self, Counter, RefusalFacts};
 use crate::tokens;
 use pg_fence_rules::locks::{AWAIT_ADOPTION, GUARD};
 use pg_fence_rules::snapshot::{self, InSnapshot};
@@ -140,7 +140,10 @@ pub fn warn_of_older_reads(name: &[u8]) {
 /// Guards as `require` does, for an SQL call: an error is counted in the statistics.
 pub fn require_in_call(name: &[u8], token: Token) -> Result<(), Report> {
     require(name, token, Caller::Function).inspect_err(|report| {
-        statistics::refused(report, || Known { lease: Some(name.to_vec()), ..Known::default() });
+        statistics::refused(report, || RefusalFacts {
+            lease: Some(name.to_vec()),
+            ..RefusalFacts::default()
+        });
     })
 }
 

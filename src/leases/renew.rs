@@ -3,8 +3,8 @@
 //! The locks are taken in the order of names. Then the clock is read, one token is drawn and the rows are written.
 
 use super::change::{NotLocked, lock_grant};
-use super::known::{check_role, greatest, refuse_adopted};
 use super::locks::Locked;
+use super::lookup::{check_role, greatest, refuse_adopted};
 use super::queue;
 use crate::errors::Report;
 use crate::pg::session::clock;

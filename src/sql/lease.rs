@@ -5,7 +5,7 @@ use crate::errors::{self, Report};
 use crate::leases::locks::Locked;
 use crate::leases::prune::prune_row;
 use crate::leases::request::Request;
-use crate::leases::{adopt, change, guard, known, renew, wait};
+use crate::leases::{adopt, change, guard, lookup, renew, wait};
 use crate::pg::call::args::{Answer, Args};
 use crate::pg::call::evaluation::{self, Evaluation};
 use crate::pg::session::clock;
@@ -44,7 +44,7 @@ fn acquire_each(args: &Args, requests: &[Request], wait: Duration) -> Result<Ans
     let is_alone = requests.iter().all(|request| request.acquire.mode == Mode::Exclusive);
     let evaluation = is_alone.then(|| Evaluation::of(args, names()));
     if let Some(token) = evaluation.as_ref().and_then(Evaluation::earlier_answer) {
-        let speaks = names().map(|name| known::speaks(name, token));
+        let speaks = names().map(|name| lookup::speaks(name, token));
         if speaks.collect::<Result<Vec<_>, _>>()?.iter().all(|speaks| *speaks) {
             return Ok(token.into());
         }
@@ -184,7 +184,7 @@ fn guard_each(args: &Args, names: Vec<Vec<u8>>, call: &CStr) -> Result<Answer, R
 pub fn check(args: Args) -> Result<Answer, Report> {
     let name = arguments::name(&args, 0)?;
     let token = arguments::token(&args, 1)?;
-    Ok(known::speaks(&name, token)?.into())
+    Ok(lookup::speaks(&name, token)?.into())
 }
 
 /// `lease_prune(older_than) → bigint`: deletes the rows of grants that ended earlier, but never a guarded one, and

@@ -12,7 +12,7 @@ mod ring;
 mod segment;
 
 pub use counter::Counter;
-pub use refused_write::{Known, RefusedWrite, refused};
+pub use refused_write::{RefusalFacts, RefusedWrite, refused};
 
 use self::counter::COUNTERS;
 use crate::pg::session::settings;

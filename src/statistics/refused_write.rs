@@ -16,7 +16,7 @@ const HOLDER_MAX: usize = 256;
 
 /// The facts about a refused write, whatever its writer may know: only administrators see them.
 #[derive(Default)]
-pub struct Known {
+pub struct RefusalFacts {
     /// The row's key.
     pub key: Option<Map<String, Value>>,
     /// The lease that guards the row, in the database's encoding.
@@ -33,9 +33,9 @@ pub struct Known {
 /// and as texts the SQLSTATE, relation, lease, holder, role, application_name, client_addr and key.
 pub type RefusedWrite = (i64, i32, Option<i64>, Option<i64>, [Option<String>; 8]);
 
-/// Counts a refused write and stores it for fence.refusals. `known` finds facts that are missing in the error. An error
+/// Counts a refused write and stores it for fence.refusals. `facts` finds facts that are missing in the error. An error
 /// that is not the fence's is ignored.
-pub fn refused(report: &Report, known: impl FnOnce() -> Known) {
+pub fn refused(report: &Report, facts: impl FnOnce() -> RefusalFacts) {
     let Some(counter) = counter(report.sqlstate) else { return };
     if !settings::statistics() {
         return;
@@ -51,7 +51,7 @@ pub fn refused(report: &Report, known: impl FnOnce() -> Known) {
     let _ = raise::caught(|| {
         let client = client::client();
         let role = client.role_oid;
-        let entry = written(describe(report, known(), client));
+        let entry = written(describe(report, facts(), client));
         segment::with(|segment| segment.ring().put(role.to_u32(), &entry));
         Ok(())
     });
@@ -70,11 +70,11 @@ fn counter(sqlstate: SqlState) -> Option<Counter> {
     }
 }
 
-fn describe(report: &Report, known: Known, client: Client) -> RefusedWrite {
+fn describe(report: &Report, facts: RefusalFacts, client: Client) -> RefusedWrite {
     let detail = &report.details;
-    let lease = known.lease.map(|lease| to_utf8(&lease)).or_else(|| detail.lease.clone());
-    let holder = known.holder.or_else(|| detail.holder.clone().map(in_server_encoding));
-    let key = detail.key.as_ref().or(known.key.as_ref());
+    let lease = facts.lease.map(|lease| to_utf8(&lease)).or_else(|| detail.lease.clone());
+    let holder = facts.holder.or_else(|| detail.holder.clone().map(in_server_encoding));
+    let key = detail.key.as_ref().or(facts.key.as_ref());
     let texts = [
         Some(report.sqlstate.code().to_owned()),
         detail.relation.clone(),
@@ -86,7 +86,7 @@ fn describe(report: &Report, known: Known, client: Client) -> RefusedWrite {
         key.and_then(|key| serde_json::to_string(&errors::abbreviated_key(key)).ok()),
     ];
     let [presented, stored] =
-        [detail.presented.or(known.presented), detail.stored.or(known.stored)]
+        [detail.presented.or(facts.presented), detail.stored.or(facts.stored)]
             .map(|token| token.map(Token::bigint));
     (clock::now().micros(), client.pid, presented, stored, texts)
 }

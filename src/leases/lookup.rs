@@ -66,12 +66,12 @@ pub enum Caller<'a> {
     Function,
     /// The trigger, for a row. The session's role may act in place of the current one. The closure is called only if
     /// there is an error: finding out what the writer may see is expensive.
-    Trigger(&'a dyn Fn() -> MaySee),
+    Trigger(&'a dyn Fn() -> Disclosure),
 }
 
 /// What an error may show to the writer of a row.
 #[derive(Clone, Copy)]
-pub struct MaySee {
+pub struct Disclosure {
     /// True if the name of the row's lease may be shown.
     pub lease: bool,
     /// True if the token in question may be shown.
@@ -86,11 +86,11 @@ impl Caller<'_> {
 
     /// The lease and the token, as far as an error may show them.
     pub fn visible<'n>(&self, name: &'n [u8], token: Token) -> (Option<&'n [u8]>, Option<Token>) {
-        let may_see = match self {
-            Caller::Function => MaySee { lease: true, token: true },
-            Caller::Trigger(may_see) => may_see(),
+        let disclosure = match self {
+            Caller::Function => Disclosure { lease: true, token: true },
+            Caller::Trigger(disclosure) => disclosure(),
         };
-        (may_see.lease.then_some(name), may_see.token.then_some(token))
+        (disclosure.lease.then_some(name), disclosure.token.then_some(token))
     }
 }
 
