@@ -354,8 +354,8 @@ export class Heartbeat {
     void this.release(holding);
   }
 
-  /** Cancels the statement that a process of the server is running. `pid` is undefined if the
-   * driver does not show it. */
+  /** Cancels the statement that a process of the server is running. `pid` is undefined if it is
+   * not known. */
   cancel(pid: unknown): void {
     if (pid === undefined) return;
     const connection = new Connection(() => {});

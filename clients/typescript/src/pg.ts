@@ -64,7 +64,6 @@ function opener(source: Source): Opener {
 /** The parts of a client that the types of pg leave out. */
 interface InnerClient extends Pick<pg.Client, "user" | "end"> {
   readonly connection: { readonly stream: Duplex };
-  readonly processID: number | null;
   unref(): void;
 }
 const innerOf = (client: pg.ClientBase) => client as unknown as InnerClient;
@@ -109,7 +108,7 @@ class PgTransaction extends Transaction<pg.ClientBase> {
       throw new TypeError(`a guard takes ${takes}`);
     }
     this.#client = client;
-    [this.role, this.pid] = [innerOf(client).user, innerOf(client).processID];
+    this.role = innerOf(client).user;
     // The rollback ends it.
     if (isPool(this.on) && status !== "I")
       throw new TypeError("a client of the pool was in a transaction that nobody would commit");
@@ -165,10 +164,11 @@ class PgTransaction extends Transaction<pg.ClientBase> {
   }
 
   async count({ from, values }: Counted): Promise<number> {
-    const text = `SELECT ${from}`;
+    const text = `SELECT pg_backend_pid() ${from}`;
     const result = await this.unlessBroken(async () =>
-      this.#client?.query({ text, values: [...values] }),
+      this.#client?.query({ text, values: [...values], rowMode: "array" }),
     );
+    this.pid = result?.rows[0]?.[0] ?? this.pid;
     return result?.rowCount ?? 0;
   }
 

@@ -219,9 +219,11 @@ class PostgresTransaction extends Transaction<TransactionSql> {
   }
 
   async count({ from, values }: Counted): Promise<number> {
-    const text = `SELECT ${from}`;
+    const text = `SELECT pg_backend_pid()::text ${from}`;
     const result = await this.unlessBroken(async () => this.#sql?.unsafe(text, [...values]).raw());
-    this.pid = (result?.state as { pid?: number } | undefined)?.pid;
+    // The program's transform may have made anything of the row.
+    const [pid] = Object.values(Object(result?.[0]));
+    this.pid = Buffer.isBuffer(pid) ? String(pid) : this.pid;
     return result?.count ?? 0;
   }
 

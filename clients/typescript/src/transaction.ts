@@ -28,7 +28,8 @@ export class NotOpen extends Error {
 /** A transaction of a driver. Within one that the program ends (`isInner`) it is a savepoint. */
 export abstract class Transaction<Tx> {
   role: string | undefined;
-  /** The number of the server's process, if the driver shows it. */
+  /** The number of the server's process, if it is known. The server tells it: behind a pooler that
+   * of the driver may belong to another session. */
   pid: unknown;
   /** Why the session has ended. */
   broken: unknown;

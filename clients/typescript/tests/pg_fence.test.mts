@@ -434,6 +434,32 @@ test("events come in their order, to a handler that may fail", async () => {
   assert.equal(events.join(), "acquired,lostgone,interrupted,acquired,released");
 });
 
+test("a statement left running is canceled by the process that the server tells", async () => {
+  await using lease = await fence.lease("order:7", LONG);
+  const own: any = ON_PG ? new pg.Client(URL) : ownOfPostgres();
+  if (ON_PG) await own.connect();
+  const other = admin.query("SELECT pg_sleep(5)");
+  // A pooler gives each client a number of its own, which may be that of another session.
+  const { processID: pid } = admin as any;
+  if (ON_PG) own.processID = pid;
+  else Object.assign((await own`SELECT 1`).state, { pid });
+  const ended = await errorOf(() =>
+    lease.guard(own, async (tx) => {
+      void Promise.resolve(run(tx, "SELECT pg_sleep(30)")).catch(() => {});
+      throw new Error("the work fails");
+    }),
+  );
+  assert.match(String(ended), /the work fails/);
+  const left = `SELECT FROM ${SESSIONS} AND state = 'active' AND query ~ '^SELECT pg_sleep.3'`;
+  const isCanceled = async () => {
+    while ((await pool.query(left)).rowCount !== 0) await sleep(50);
+    return "canceled";
+  };
+  assert.equal(await Promise.race([other, isCanceled()]), "canceled");
+  await other;
+  await (ON_PG ? own.end().catch(() => {}) : own.end({ timeout: 1 }));
+});
+
 /** `postgres` with one connection, which is not as in `pg` the guard's own until it is released. */
 const ownOfPostgres = () =>
   postgres(URL, { max: 1, fetch_types: false, connect_timeout: 2, onnotice: () => {} });
