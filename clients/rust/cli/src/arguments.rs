@@ -27,13 +27,13 @@ pub enum Command {
     Leases(views::leases::Options),
     /// Show all that is known of one lease
     Show(views::leases::OneOptions),
-    /// Give a lease back, by its token
+    /// Release a lease, by its token
     Release(views::leases::ReleaseOptions),
     /// Take a lease from its holder (for administrators)
     Revoke(views::leases::OneOptions),
     /// Show the latest refused writes (for administrators)
     Refusals(views::refusals::Options),
-    /// Look for ways around the fence; exit 1 where there is one
+    /// Look for ways around the fence; exit with 1 if there is one
     Audit(views::audit::Options),
     /// Show versions, tokens and counters
     Status(views::status::Options),
@@ -49,17 +49,17 @@ pub enum Command {
         directory: PathBuf,
     },
     #[command(hide = true)]
-    Become(run::start::Options),
+    Exec(run::exec::Options),
 }
 
 const RUN_HELP: &str = "\
 The command finds the token in PG_FENCE_TOKEN and the lease in PG_FENCE_LEASE. PGOPTIONS has every
 program on libpq (psql, pg_restore, most drivers) present the token with its writes.
 
-Exit status: the command's own, or 128 and the number of the signal that ended it; 75 where the
-lease is taken (--if-taken); 70 where it was lost, and the command ended; 124 after --at-most; 69
-where the database is away; 78 where it refuses; 64 for a wrong command line; 126 and 127 where
-the command cannot be run.";
+Exit status: the command's own, or 128 plus the number of the signal that ended it; 75 if the lease
+is taken (--if-taken); 70 if it was lost, and the command ended; 124 after --at-most; 69 if the
+database is not available; 78 if it refuses; 64 for a wrong command line; 126 and 127 if the command
+cannot be run.";
 
 #[cfg(test)]
 mod tests {
@@ -67,7 +67,7 @@ mod tests {
     use clap::CommandFactory;
 
     #[test]
-    fn the_command_line_is_sound() {
+    fn the_command_line_is_consistent() {
         Arguments::command().debug_assert();
     }
 }

@@ -1,4 +1,4 @@
-//! The clock that goes on while the machine sleeps, shared by all processes of this machine.
+//! The clock that goes on while the machine is suspended. All processes of the machine share it.
 
 use nix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
@@ -14,7 +14,7 @@ impl Moment {
         Moment(clock_gettime(ClockId::CLOCK_BOOTTIME).expect("Linux has this clock").into())
     }
 
-    /// How long it is until then; nothing where it has passed.
+    /// Returns the time until the moment, or zero if it has passed.
     pub fn remaining(self) -> Duration {
         self.0.saturating_sub(Moment::now().0)
     }
@@ -23,7 +23,7 @@ impl Moment {
         Moment::now() >= self
     }
 
-    /// Since the machine was started.
+    /// Returns the time from the start of the machine to the moment.
     pub fn as_duration(self) -> Duration {
         self.0
     }

@@ -1,5 +1,5 @@
-//! Where to connect, found as every program on libpq finds it: what the command line says, then the service file,
-//! then the environment, then what is usual.
+//! Where to connect, found in the order of libpq: the command line, then the service file, then the environment, then
+//! the default.
 
 mod conninfo;
 mod environment;
@@ -39,10 +39,10 @@ pub struct Options {
     schema: Option<String>,
 }
 
-/// A server that can be connected to, again and again.
+/// A server, or several as in a connection string, to which any number of connections can be opened.
 #[derive(Clone)]
 pub struct Server {
-    /// In the order in which they are tried.
+    /// The servers in the order in which they are tried.
     configs: Vec<Config>,
     tls: MakeRustlsConnect,
     schema: Option<String>,
@@ -65,7 +65,7 @@ impl Options {
             ("dbname", &self.dbname),
         ];
         for (name, value) in named {
-            // As for psql, an option that is empty says nothing, and a connection string goes before the other options.
+            // As in psql, an empty option is ignored, and a connection string has precedence over the other options.
             let Some(value) = value.as_deref().filter(|value| !value.is_empty()) else { continue };
             match name {
                 "dbname" if conninfo::is_one(value) => settings.add_all(conninfo::parse(value)?)?,
@@ -87,7 +87,7 @@ impl Server {
         }
     }
 
-    /// A connection for statements of one's own.
+    /// Opens a connection outside of the fence, for single statements.
     pub async fn connect(&self) -> Result<Connected> {
         let opened = open(&self.configs, self.tls.clone(), Duration::MAX).await;
         opened.map_err(|error| Failure::of_client(&error))
@@ -105,7 +105,7 @@ impl Server {
         open(&configs, self.tls.clone(), Duration::MAX).await.map(drop)
     }
 
-    /// A function of the extension, as statements name it.
+    /// Returns the call of a function of the extension, qualified by the schema if one is given.
     pub fn function(&self, call: &str) -> String {
         match &self.schema {
             Some(schema) => format!("\"{}\".{call}", schema.replace('"', "\"\"")),

@@ -1,11 +1,11 @@
-//! Why the program ends otherwise than it was asked to, and the exit status of each reason.
+//! The errors of the program, and the exit status of each.
 
 use pg_fence_client::{Error, Refused};
 use std::fmt;
 
 pub type Result<T> = std::result::Result<T, Failure>;
 
-/// As `sysexits.h` numbers them, and `timeout`, `env` and shells.
+/// The exit statuses, as in `sysexits.h`, `timeout`, `env` and shells.
 pub mod status {
     /// The command line, or what it names, cannot be used.
     pub const USAGE: u8 = 64;
@@ -17,13 +17,13 @@ pub mod status {
     pub const SYSTEM: u8 = 71;
     /// Another holder has the lease.
     pub const TAKEN: u8 = 75;
-    /// The database refuses, and would again.
+    /// The database refuses, and would refuse again.
     pub const REFUSED: u8 = 78;
     /// The command took longer than it may.
     pub const TOO_LONG: u8 = 124;
     /// The command cannot be executed.
     pub const NOT_EXECUTABLE: u8 = 126;
-    /// There is no such command.
+    /// The command does not exist.
     pub const NOT_FOUND: u8 = 127;
     /// Added to the number of the signal that ended the command.
     pub const SIGNAL: u8 = 128;
@@ -49,14 +49,14 @@ impl Failure {
         Failure::new(status::SYSTEM, format!("{what}: {error}"))
     }
 
-    /// The client's words, of a call that is not about a lease lost or taken.
+    /// Returns the failure for an error of the client, except a lost or taken lease.
     pub fn of_client(error: &Error) -> Failure {
         let text = error.to_string();
         match error {
             Error::NoConnection(..) if text.contains(PASSWORD_MISSING) => {
                 Failure::new(status::REFUSED, text.replace(PASSWORD_MISSING, NO_PASSWORD))
             }
-            // (The driver has no type for it.) Another try would fail, too.
+            // The driver has no type for this error. Another attempt would fail, too.
             Error::NoConnection(..) if text.contains(NO_DESCRIPTOR) => {
                 Failure::new(status::SYSTEM, text)
             }
@@ -72,12 +72,12 @@ impl Failure {
         }
     }
 
-    /// The server's words, of a statement of our own.
+    /// Returns the failure for an error of a statement that the program itself has sent.
     pub fn of_driver(error: tokio_postgres::Error) -> Failure {
         let told = error.as_db_error().map(|told| (told.code().code(), told.message()));
         match told {
             Some(("42883", message)) => Failure::not_installed(message),
-            // Or it is a table that was named.
+            // Any other missing relation is a table that the user has named.
             Some(("42P01", message)) if message.contains("\"fence.") => {
                 Failure::not_installed(message)
             }
@@ -89,7 +89,7 @@ impl Failure {
                 };
                 Failure::new(status::REFUSED, format!("{message} ({grants})"))
             }
-            // No transaction of ours was open that could be lost.
+            // The statement was no transaction of the client's, so no TransactionLost is needed.
             _ => Failure::of_client(&refused(error)),
         }
     }
@@ -110,7 +110,8 @@ impl fmt::Display for Failure {
     }
 }
 
-/// A refusal in one line, with its hint: the driver's own text has a line for each part.
+/// Returns the server's error as one of the client, whose text is one line with the hint. The driver's own text has a
+/// line for each part.
 fn refused(error: tokio_postgres::Error) -> Error {
     let Some(told) = error.as_db_error() else { return Error::other(error) };
     Error::Refused(Refused {
@@ -121,8 +122,8 @@ fn refused(error: tokio_postgres::Error) -> Error {
     })
 }
 
-/// What came of each try to connect, if a pooler refused the connection because of its options (PgBouncer: 08P01, the
-/// proxy of RDS: 0A000).
+/// Returns the errors of all attempts to connect, if a pooler refused the connection because of its options (PgBouncer:
+/// 08P01, the proxy of RDS: 0A000).
 pub fn options_refused(error: &Error) -> Option<&str> {
     match error {
         Error::NoConnection(tries, Some(state))
@@ -134,13 +135,13 @@ pub fn options_refused(error: &Error) -> Option<&str> {
     }
 }
 
-/// The driver's words where the server asks for a password and it has none. It has no type for that.
+/// Part of the driver's message if the server requests a password and there is none. The driver has no type for that.
 const PASSWORD_MISSING: &str = "password missing";
 
-/// EMFILE, as Rust's library words it.
+/// Part of the message of EMFILE in Rust's standard library.
 const NO_DESCRIPTOR: &str = "(os error 24)";
 
-/// Nobody is asked for one: who renews a lease at night has nobody to ask.
+/// The user is not prompted for a password, because a command that runs at night has no user.
 const NO_PASSWORD: &str = "the server asks for a password, and there is none: it comes from ~/.pgpass (readable for its \
      owner alone) or PGPASSWORD, and is not asked for";
 
@@ -159,7 +160,7 @@ const RELEASES: &str = "an administrator grants it: SELECT fence_grant('role')";
 
 const READ_ONLY: &str = "is it a standby? Name all servers, and target_session_attrs=read-write";
 
-/// As the clients tell what is permanent: these classes will be refused again.
+/// Returns REFUSED for the errors that the clients call permanent, which another attempt would bring again.
 fn status_of(sqlstate: Option<&str>) -> u8 {
     let state = sqlstate.unwrap_or_default();
     let is_permanent = matches!(state.get(..2), Some("22" | "28" | "3D" | "3F" | "42" | "PF"))

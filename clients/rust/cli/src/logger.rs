@@ -1,4 +1,4 @@
-//! The client's log, for people: on the standard error, a line each.
+//! Writes the client's log to the standard error, each record in a line.
 
 use crate::say;
 use log::{LevelFilter, Log, Metadata, Record};
@@ -19,9 +19,9 @@ impl Log for Logger {
     fn flush(&self) {}
 }
 
-/// From now on warnings are said.
+/// Writes warnings from now on.
 pub fn start() {
-    // It is the only logger, so that there cannot be another.
+    // This fails only if there is another logger, and the program has none.
     if log::set_logger(&Logger).is_ok() {
         log::set_max_level(LevelFilter::Warn);
     }

@@ -18,24 +18,24 @@ use std::io::{Write, stderr, stdout};
 use std::os::fd::AsFd;
 use std::process::ExitCode;
 
-/// The first argument of the process that keeps the lease of a run, before all others of that run.
-const KEEPER: &str = "keep-lease";
+/// The first argument of the process that renews the lease of a run. The arguments of the run follow.
+const RENEWER: &str = "renew-lease";
 
 fn main() -> ExitCode {
     let mut arguments: Vec<_> = std::env::args_os().collect();
-    let is_keeper = arguments.get(1).is_some_and(|first| first == KEEPER);
-    if is_keeper {
+    let is_renewer = arguments.get(1).is_some_and(|first| first == RENEWER);
+    if is_renewer {
         arguments.remove(1);
     }
     let arguments = match Arguments::try_parse_from(arguments) {
         Ok(arguments) => arguments,
         Err(error) => {
-            // Help goes to the standard output. Where that is closed nobody wants it.
+            // This fails if the standard output, which help goes to, is closed.
             let _ = error.print();
             return ExitCode::from(if error.use_stderr() { status::USAGE } else { 0 });
         }
     };
-    match carry_out(arguments, is_keeper) {
+    match carry_out(arguments, is_renewer) {
         Ok(status) => ExitCode::from(status),
         Err(Failure { status, message }) => {
             say(&message);
@@ -44,12 +44,12 @@ fn main() -> ExitCode {
     }
 }
 
-fn carry_out(arguments: Arguments, is_keeper: bool) -> Result<u8> {
+fn carry_out(arguments: Arguments, is_renewer: bool) -> Result<u8> {
     let connection = &arguments.connection;
     match arguments.command {
-        Command::Run(options) if is_keeper => run::keep(options, connection),
+        Command::Run(options) if is_renewer => run::renew(options, connection),
         Command::Run(options) => run::run(options, connection),
-        Command::Become(options) => run::start::start(&options),
+        Command::Exec(options) => run::exec::exec(&options),
         Command::Leases(options) => views::leases::list(&options, connection),
         Command::Show(options) => views::leases::show(&options, connection),
         Command::Release(options) => views::leases::release(&options, connection),
@@ -69,7 +69,7 @@ fn carry_out(arguments: Arguments, is_keeper: bool) -> Result<u8> {
     }
 }
 
-/// Where the reader has gone, as `head` does, there is nothing more to do.
+/// Prints the text, and returns the exit status. It is no error if the reader has closed the pipe, as `head` does.
 fn print(text: &str) -> Result<u8> {
     let mut out = stdout();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
@@ -79,8 +79,8 @@ fn print(text: &str) -> Result<u8> {
     }
 }
 
-/// A text in one line, as a terminal may have it: what would move its cursor or change its colours is shown as `\u{1b}`.
-/// Names and holders are anybody's.
+/// Returns the text in one line, with each character that a terminal obeys escaped, as `\u{1b}`: anyone can choose the
+/// name or the holder of a lease.
 fn printable(text: &str) -> String {
     let is_harmless = |c: &char| {
         !c.is_control() && !matches!(c, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
@@ -92,14 +92,14 @@ fn printable(text: &str) -> String {
     text.chars().map(shown).collect()
 }
 
-/// Writes a line to the standard error. A terminal that is gone is no reason to stop, nor is a pipe that nobody reads.
+/// Writes a line to the standard error. Errors are ignored, and a pipe that nobody reads does not block.
 fn say(text: &str) {
     say_to(stderr(), text);
 }
 
 fn say_to(mut out: impl Write + AsFd, text: &str) {
     let line = format!("pg_fence: {}\n", printable(text));
-    // A pipe that is ready for a write has room for a whole line. The pause is for a reader that is a little late.
+    // A pipe that is ready for a write has room for a whole line. The timeout is for a reader that is a little late.
     let ready = poll(&mut [PollFd::new(out.as_fd(), PollFlags::POLLOUT)], 20u8);
     if ready != Ok(0) {
         let _ = out.write_all(line.as_bytes());

@@ -3,11 +3,11 @@
 
 /// The deadline of the lease is ignored.
 pub const NO_DEADLINE: bool = cfg!(planted = "no-deadline");
-/// The keeper ends nothing.
+/// The renewer ends no process.
 pub const NO_WATCHDOG: bool = cfg!(planted = "no-watchdog");
-/// A process that has left the command's process group is not looked for.
+/// Processes that have left the command's process group are not looked for.
 pub const GROUP_ONLY: bool = cfg!(planted = "group-only");
-/// Nothing is killed that does not end by itself.
+/// Processes that ignore TERM are not killed.
 pub const TERM_ONLY: bool = cfg!(planted = "term-only");
 /// The lease is released while processes of the command still run.
 pub const RELEASE_FIRST: bool = cfg!(planted = "release-first");
@@ -15,5 +15,5 @@ pub const RELEASE_FIRST: bool = cfg!(planted = "release-first");
 pub const NO_TOKEN: bool = cfg!(planted = "no-token");
 /// No cgroup is made.
 pub const NO_CGROUP: bool = cfg!(planted = "no-cgroup");
-/// Processes that are left are looked for once.
-pub const ONE_LOOK: bool = cfg!(planted = "one-look");
+/// One scan decides that no process is left.
+pub const ONE_SCAN: bool = cfg!(planted = "one-scan");

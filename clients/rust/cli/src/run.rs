@@ -1,24 +1,24 @@
 //! `pg_fence run`: a command under a lease.
 //!
-//! Two processes look after it, each of which ends it where the other one cannot:
+//! A run has two processes, each of which ends the command if the other one cannot:
 //!
-//! - the [`supervisor`], which was started: the command's parent, with its terminal and its signals;
-//! - the [`keeper`], its child: holds the lease and the connection, and knows no terminal.
+//! - the [`supervisor`] is the process that was started: the command's parent, with its terminal and its signals;
+//! - the [`renewer`] is the supervisor's child: it holds and renews the lease, and has no terminal.
 //!
-//! They tell each other [`messages`] through two pipes. Either one knows the deadline of the lease: when no renewal
-//! comes, the supervisor ends the command before it, and the keeper does where the supervisor is frozen or dead. One
-//! that is killed is noticed at once by the end of its pipe. The command itself is [`started`](start) by a third run
-//! of this program, which becomes the command.
+//! They exchange [`messages`] through two pipes. Both know the deadline of the lease. If no renewal comes, the
+//! supervisor ends the command before the deadline; if the supervisor is frozen or dead, the renewer does. If one of
+//! them is killed, the other one notices at once by the end of the pipe. A third process of this program
+//! [executes](exec) the command.
 
-mod adopted;
+mod adopted_lease;
 mod cgroup;
-mod ending;
-mod keeper;
+pub mod exec;
 mod messages;
 mod processes;
-pub mod start;
+mod renewer;
 mod supervisor;
 mod terminal;
+mod termination;
 mod times;
 
 use crate::connection;
@@ -29,8 +29,8 @@ use std::ffi::OsString;
 use std::time::Duration;
 use times::Times;
 
-/// The variable by which all that a run has started is found.
-const MARK: &str = "PG_FENCE_RUN";
+/// The environment variable with the run's id, by which the processes of the command are found.
+const RUN_ID_VARIABLE: &str = "PG_FENCE_RUN";
 
 #[derive(Debug, Clone, Args)]
 pub struct Options {
@@ -40,28 +40,28 @@ pub struct Options {
     /// How long the lease lives without a renewal; it is renewed every third of that
     #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "30s")]
     ttl: Duration,
-    /// How long to wait in line for the lease; by default not at all
+    /// How long to wait in the queue for the lease; by default not at all
     #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "0s")]
     wait: Duration,
-    /// Share the lease with others that ask for it so
+    /// Share the lease with other shared holders
     #[arg(long, conflicts_with = "slots")]
     shared: bool,
-    /// So many may have the lease at the same time
+    /// Up to N holders may have the lease at the same time
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(i32).range(1..))]
     slots: Option<i32>,
-    /// The lease ends with its connection, too: the next one need not wait for the ttl. Not through a pooler
+    /// The lease ends with its connection, too: the next holder need not wait for the ttl. Not through a pooler
     #[arg(long)]
     session: bool,
     /// The holder of the lease, as others see it [default: host/process/number]
     #[arg(long, value_name = "TEXT")]
     holder: Option<String>,
-    /// Keep the lease for at least so long, also when the command takes less
+    /// Keep the lease for at least this time, even if the command takes less
     #[arg(long, value_name = "TIME", value_parser = parse_duration, conflicts_with = "session")]
     at_least: Option<Duration>,
-    /// End the command, with status 124, when it takes longer
+    /// End the command, with status 124, if it takes longer
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     at_most: Option<Duration>,
-    /// The lease is somebody else's to grant (etcd, ZooKeeper, another database), under this token of theirs
+    /// The token of a lease that another service grants (etcd, ZooKeeper, another database)
     #[arg(
         long,
         value_name = "TOKEN",
@@ -69,20 +69,20 @@ pub struct Options {
         conflicts_with_all = ["shared", "slots", "session", "at_least"]
     )]
     adopt: Option<i64>,
-    /// Hand the token on in PG_FENCE_TOKEN alone, and leave PGOPTIONS as it is: for poolers that refuse it. The command
-    /// sets pg_fence.token by itself
+    /// Pass the token in PG_FENCE_TOKEN alone, and leave PGOPTIONS as it is: for poolers that refuse it. The command
+    /// sets pg_fence.token itself
     #[arg(long)]
     no_pgoptions: bool,
     /// How long after TERM the command is killed; by default a sixth of the ttl, at most 5s
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     grace: Option<Duration>,
-    /// Make no cgroup for the command, also where that can be
+    /// Make no cgroup for the command, even if that is possible
     #[arg(long)]
     no_cgroup: bool,
-    /// The exit status where somebody else has the lease
+    /// The exit status if another holder has the lease
     #[arg(long, value_name = "STATUS", default_value_t = status::TAKEN)]
     if_taken: u8,
-    /// Say nothing of a lease that is taken, nor of waiting
+    /// Print nothing about a lease that is taken, nor about waiting
     #[arg(short, long)]
     quiet: bool,
     /// The command and its arguments
@@ -90,18 +90,18 @@ pub struct Options {
     command: Vec<OsString>,
 }
 
-/// Runs the command. The status is its own, or tells what happened to the lease.
+/// Runs the command. Returns the command's exit status, or that of what happened to the lease.
 pub fn run(options: Options, connection: &connection::Options) -> Result<u8> {
     let times = options.times()?;
-    // A fault of the connection string is told before anything is started.
+    // An error in the connection string is reported before any process is started.
     connection.server()?;
     supervisor::Supervisor::start(options, times)?.run()
 }
 
-/// The other process of a run. It was started with the same arguments.
-pub fn keep(options: Options, connection: &connection::Options) -> Result<u8> {
+/// The main function of the renewer, which the supervisor starts with the arguments of the run.
+pub fn renew(options: Options, connection: &connection::Options) -> Result<u8> {
     let times = options.times()?;
-    keeper::keep(options, times, connection.server()?)
+    renewer::renew(options, times, connection.server()?)
 }
 
 impl Options {
@@ -117,14 +117,15 @@ impl Options {
         Times::new(self.ttl, self.grace)
     }
 
-    /// What PGOPTIONS is for the command: what it is here, and the token, which every program on libpq presents by that.
+    /// Returns PGOPTIONS for the command: the present value, and the setting by which every program on libpq presents
+    /// the token.
     fn pgoptions(&self, token: i64) -> Option<String> {
         let given = std::env::var("PGOPTIONS").unwrap_or_default();
         let options = format!("{given} -c pg_fence.token={token}");
         (!self.no_pgoptions).then(|| options.trim_start().to_owned())
     }
 
-    /// As it is said to people.
+    /// Returns the names as messages show them.
     fn lease(&self) -> String {
         self.names.join(", ")
     }

@@ -1,4 +1,4 @@
-//! The views: tables for people, `--json` for programs.
+//! The commands that show something: as tables, or with `--json` for programs.
 
 pub mod audit;
 pub mod leases;
@@ -13,10 +13,10 @@ use table::Table;
 use tokio::runtime::Builder;
 use tokio_postgres::types::{FromSqlOwned, ToSql, Type};
 
-/// Arguments of a statement, whose types are said: so nothing is prepared, which poolers do not stand.
+/// The arguments of a statement, with their types. Thus no statement is prepared, which poolers do not support.
 pub type Arguments<'a> = &'a [(&'a (dyn ToSql + Sync), Type)];
 
-/// A connection, and a runtime to wait in.
+/// A connection, and the runtime for its calls.
 struct View {
     runtime: tokio::runtime::Runtime,
     server: Server,
@@ -32,25 +32,25 @@ impl View {
         Ok(View { runtime, server, connected })
     }
 
-    /// A function of the extension, as statements name it.
+    /// Returns the call of a function of the extension, qualified by the schema if one is given.
     fn function(&self, call: &str) -> String {
         self.server.function(call)
     }
 
-    /// All columns as text.
+    /// Returns the rows of a statement whose columns are all text.
     fn table(&self, sql: &str, arguments: Arguments) -> Result<Table> {
         let rows = self.runtime.block_on(self.connected.query_typed(sql, arguments));
         Table::of(&rows.map_err(Failure::of_driver)?).map_err(Failure::of_driver)
     }
 
-    /// The same rows as JSON, an array.
+    /// Returns the rows of a statement as a JSON array.
     fn json(&self, sql: &str, arguments: Arguments) -> Result<String> {
         let sql =
             format!("SELECT coalesce(json_agg(row_to_json(r)), '[]')::text FROM ({sql}) AS r");
         self.value(&sql, arguments)
     }
 
-    /// The only value of the only row.
+    /// Returns the only value of the only row.
     fn value<T: FromSqlOwned>(&self, sql: &str, arguments: Arguments) -> Result<T> {
         let row = self.runtime.block_on(self.connected.query_typed_one(sql, arguments));
         row.and_then(|row| row.try_get(0)).map_err(Failure::of_driver)

@@ -232,14 +232,14 @@ impl Run {
     }
 
     /// The pid of the heartbeat process.
-    pub fn keeper(&self) -> Result<i32> {
+    pub fn renewer(&self) -> Result<i32> {
         let mut found = None;
-        wait_until("there is a keeper", PATIENCE, || {
+        wait_until("there is a renewer", PATIENCE, || {
             let children = process::children_of(self.supervisor());
-            found = children.into_iter().find(|pid| process::title(*pid).contains("keep-lease"));
+            found = children.into_iter().find(|pid| process::title(*pid).contains("renew-lease"));
             found.is_some()
         })?;
-        found.context("no keeper")
+        found.context("no renewer")
     }
 
     /// Waits for the end of the run.

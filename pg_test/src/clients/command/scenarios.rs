@@ -23,11 +23,11 @@ fn ends_in_time(
     disturb: impl Fn(&Run) -> Result<()>,
 ) -> Result<Ended> {
     let run = fixture.stubborn(options)?;
-    let keeper = run.keeper()?;
+    let renewer = run.renewer()?;
     disturb(&run)?;
     fixture.is_outlived()?;
     let ended = run.ends_with(70)?;
-    is_gone(keeper).map(|()| ended)
+    is_gone(renewer).map(|()| ended)
 }
 
 pub fn frozen_and_writes(fixture: &mut CommandFixture) -> Result<()> {
@@ -35,14 +35,14 @@ pub fn frozen_and_writes(fixture: &mut CommandFixture) -> Result<()> {
     let script = "mkfifo $DIR/late; exec psql -qAtX -v ON_ERROR_STOP=1 -v VERBOSITY=sqlstate \
               -c \"UPDATE work SET value = 'A1'\" -c \"\\! echo $$ > $DIR/pid\" -f $DIR/late";
     let run = fixture.run_ready("job --ttl 2s", script)?;
-    let (keeper, pid) = (run.keeper()?, fixture.pid("pid")?);
-    [run.supervisor(), keeper, pid].into_iter().try_for_each(freeze)?;
+    let (renewer, pid) = (run.renewer()?, fixture.pid("pid")?);
+    [run.supervisor(), renewer, pid].into_iter().try_for_each(freeze)?;
     fixture.is_written_by_another()?;
     // The program is thawed first, as by an unfortunate scheduler.
     thaw(pid)?;
     std::fs::write(fixture.dir.join("late"), "UPDATE work SET value = 'late';\n")?;
     is_gone(pid)?;
-    thaw(keeper)?;
+    thaw(renewer)?;
     thaw(run.supervisor())?;
     let ended = run.ended()?;
     ensure!(ended.stderr.contains("PF001") || ended.stderr.contains("PF004"), "{ended:?}");
@@ -51,7 +51,7 @@ pub fn frozen_and_writes(fixture: &mut CommandFixture) -> Result<()> {
 
 pub fn frozen_and_ends(fixture: &mut CommandFixture) -> Result<()> {
     let run = fixture.stubborn("job --ttl 2s")?;
-    let all = [run.supervisor(), run.keeper()?, fixture.pid("pid")?, fixture.pid("escaped")?];
+    let all = [run.supervisor(), run.renewer()?, fixture.pid("pid")?, fixture.pid("escaped")?];
     all.into_iter().try_for_each(freeze)?;
     fixture.taken_over()?;
     all.into_iter().try_for_each(thaw)?;
@@ -60,8 +60,8 @@ pub fn frozen_and_ends(fixture: &mut CommandFixture) -> Result<()> {
     ended.says("job")
 }
 
-pub fn frozen_keeper(fixture: &mut CommandFixture) -> Result<()> {
-    ends_in_time(fixture, "job --ttl 3s", |run| freeze(run.keeper()?)).map(drop)
+pub fn frozen_renewer(fixture: &mut CommandFixture) -> Result<()> {
+    ends_in_time(fixture, "job --ttl 3s", |run| freeze(run.renewer()?)).map(drop)
 }
 
 pub fn frozen_supervisor(fixture: &mut CommandFixture) -> Result<()> {
@@ -119,23 +119,23 @@ pub fn grace(fixture: &mut CommandFixture) -> Result<()> {
 
 pub fn killed_supervisor(fixture: &mut CommandFixture) -> Result<()> {
     let run = fixture.stubborn("job --ttl 10m --grace 1s")?;
-    let keeper = run.keeper()?;
+    let renewer = run.renewer()?;
     kill(run.supervisor())?;
     // Long before the ttl, the heartbeat process ends the command and releases the lease.
     fixture.is_outlived()?;
-    is_gone(keeper)?;
+    is_gone(renewer)?;
     run.ends_killed()
 }
 
-pub fn killed_keeper(fixture: &mut CommandFixture) -> Result<()> {
-    ends_in_time(fixture, "job --ttl 6s", |run| kill(run.keeper()?))?.says("has died")
+pub fn killed_renewer(fixture: &mut CommandFixture) -> Result<()> {
+    ends_in_time(fixture, "job --ttl 6s", |run| kill(run.renewer()?))?.says("has died")
 }
 
 /// Both processes of a run are killed at once, and the program with them. The processes that it has started continue,
 /// and the server refuses their writes.
 pub fn killed(fixture: &mut CommandFixture, options: &str) -> Result<()> {
     let run = fixture.run_ready(options, "write A1; ready; for_ever")?;
-    let both = [run.supervisor(), run.keeper()?];
+    let both = [run.supervisor(), run.renewer()?];
     both.into_iter().try_for_each(freeze)?;
     both.into_iter().try_for_each(kill)?;
     is_gone(fixture.pid("pid")?)?;
@@ -214,7 +214,7 @@ pub fn session_lost(fixture: &mut CommandFixture) -> Result<()> {
 }
 
 /// A process has left its group, session, parents and environment, and then the supervisor dies.
-pub fn hidden_from_the_keeper(fixture: &mut CommandFixture) -> Result<()> {
+pub fn hidden_from_the_renewer(fixture: &mut CommandFixture) -> Result<()> {
     needs_cgroups()?;
     // Its environment contains nothing of the run, so the name of the file is passed as an argument.
     let script = "trap '' TERM; setsid env -i sh -c 'echo $$ > $1/hidden; exec sleep 600' \

@@ -10,14 +10,14 @@ type Scenario = fn(&mut CommandFixture) -> Result<()>;
 
 /// The planted faults (`clients/rust/cli/src/planted.rs`), each with the scenario that must fail with it.
 const FAULTS: &[(&str, Scenario)] = &[
-    ("no-deadline", scenarios::frozen_keeper),
-    ("term-only", scenarios::frozen_keeper),
+    ("no-deadline", scenarios::frozen_renewer),
+    ("term-only", scenarios::frozen_renewer),
     ("no-token", scenarios::presented_by_psql),
     ("no-watchdog", scenarios::killed_supervisor),
-    ("group-only", scenarios::killed_keeper),
-    ("no-cgroup", scenarios::hidden_from_the_keeper),
+    ("group-only", scenarios::killed_renewer),
+    ("no-cgroup", scenarios::hidden_from_the_renewer),
     ("release-first", scenarios::left_behind),
-    ("one-look", scenarios::daemons),
+    ("one-scan", scenarios::daemons),
 ];
 
 #[harness_test(slow)]

@@ -85,8 +85,8 @@ fn one_migrates(harness: &Harness, tool: &Tool) -> Result<()> {
 
     let frozen =
         fixture.run("migrations --ttl 3s", &script("STANDS=stands COLUMN=late", "second"))?;
-    let (keeper, pid) = (frozen.keeper()?, fixture.pid("stands")?);
-    for one in [frozen.supervisor(), keeper, pid] {
+    let (renewer, pid) = (frozen.renewer()?, fixture.pid("stands")?);
+    for one in [frozen.supervisor(), renewer, pid] {
         freeze(one)?;
     }
     let others =
@@ -101,7 +101,7 @@ fn one_migrates(harness: &Harness, tool: &Tool) -> Result<()> {
     fixture.touch("go")?;
     thaw(pid)?;
     is_gone(pid)?;
-    thaw(keeper)?;
+    thaw(renewer)?;
     thaw(frozen.supervisor())?;
     let ended = frozen.ended()?;
     ensure!(ended.status.code() != Some(0), "{ended:?}");

@@ -6,7 +6,7 @@ use percent_encoding::percent_decode_str;
 /// Keywords and values, in the order of the string.
 pub type Pairs = Vec<(String, String)>;
 
-/// Whether it is a connection string, and not the mere name of a database.
+/// Returns true for a connection string, and false for the name of a database.
 pub fn is_one(text: &str) -> bool {
     is_url(text) || text.contains('=')
 }
@@ -26,7 +26,7 @@ fn malformed(what: &str) -> Failure {
     Failure::usage(format!("the connection string cannot be read: {what}"))
 }
 
-/// What C's `isspace` takes for a space: no character beyond ASCII.
+/// Returns true for the characters that C's `isspace` accepts, all of which are ASCII.
 fn is_space(character: char) -> bool {
     character.is_ascii_whitespace() || character == '\x0b'
 }
@@ -72,7 +72,7 @@ fn value_of(text: &str) -> Result<(String, &str)> {
 
 /// `user:password@host:port,host:port/dbname?key=value&…`, all of it optional.
 fn url(text: &str) -> Result<Pairs> {
-    // A user ends at the first @, if no / comes before it: not at a ?, which a password may hold.
+    // The user and password end at the first @, if no / comes before it. A password may contain a ?.
     let (who, text) = match text.find(['@', '/']) {
         Some(at) if text[at..].starts_with('@') => (&text[..at], &text[at + 1..]),
         _ => ("", text),
@@ -81,7 +81,7 @@ fn url(text: &str) -> Result<Pairs> {
     let (hosts, dbname) = text.split_once('/').unwrap_or((text, ""));
     let (user, password) = who.split_once(':').unwrap_or((who, ""));
     let hosts: Vec<_> = hosts.split(',').map(host_and_port).collect::<Result<_>>()?;
-    // An item that is empty is as usual.
+    // An empty item means the default.
     let (names, ports): (Vec<&str>, Vec<&str>) = hosts.into_iter().unzip();
     let (names, ports) = (names.join(","), ports.join(","));
     let mut pairs = Vec::new();
@@ -96,14 +96,14 @@ fn url(text: &str) -> Result<Pairs> {
             pairs.push((key.to_owned(), decoded(value)?));
         }
     }
-    // A value that is empty is said, too.
+    // An empty value is a value, too.
     for pair in query.strip_suffix('&').unwrap_or(query).split('&').filter(|_| !query.is_empty()) {
         let pair = match pair.split_once('=') {
             Some((key, value)) if !value.contains('=') => (decoded(key)?, decoded(value)?),
             _ => return Err(malformed(&format!("\"{pair}\" is not key=value"))),
         };
         pairs.push(match (&*pair.0, &*pair.1) {
-            // As JDBC writes it, which libpq takes, too.
+            // libpq accepts this form of JDBC, too.
             ("ssl", "true") => ("sslmode".to_owned(), "require".to_owned()),
             _ => pair,
         });
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_no_string() {
+    fn the_name_of_a_database_is_no_connection_string() {
         assert!(!is_one("shop"));
         assert!(is_one("dbname=shop") && is_one("postgres://db") && is_one("postgresql:///shop"));
     }

@@ -1,4 +1,4 @@
-//! The environment in which the command was started.
+//! The environment variables with which the program was started.
 
 use crate::failure::{Failure, Result};
 use nix::unistd::{User, geteuid};
@@ -11,7 +11,7 @@ use std::path::PathBuf;
 pub struct Environment(pub(super) HashMap<String, String>);
 
 impl Environment {
-    /// Fails if a variable of libpq is not UTF-8: without it the connection would be another one.
+    /// Fails if a variable of libpq is not UTF-8: without the variable the program might connect to another server.
     pub fn of_this_process() -> Result<Environment> {
         Environment::of(std::env::vars_os())
     }

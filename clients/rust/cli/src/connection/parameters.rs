@@ -1,4 +1,4 @@
-//! Every parameter of libpq 18, and what becomes of it here: what could not be kept is refused by its name.
+//! Every parameter of libpq 18, and how this program treats it. A parameter that it could not obey is refused by name.
 
 use Meaning::{Driver, Ignored, Only, Refused, Used};
 
@@ -6,11 +6,11 @@ use Meaning::{Driver, Ignored, Only, Refused, Used};
 pub enum Meaning {
     /// Read by [`Settings`](super::settings::Settings).
     Used,
-    /// The driver's, which reads it as libpq does.
+    /// Read by the driver, as libpq reads it.
     Driver,
-    /// It makes no difference here, and takes no protection away.
+    /// Has no effect in this program, and its absence removes no protection.
     Ignored,
-    /// These values ask for nothing that could not be kept.
+    /// These values are accepted, because they require nothing. Others are refused.
     Only(&'static [&'static str]),
     Refused,
 }
@@ -18,7 +18,7 @@ pub enum Meaning {
 #[derive(Debug)]
 pub struct Parameter {
     pub keyword: &'static str,
-    /// Empty where there is none.
+    /// The environment variable, or empty if there is none.
     pub variable: &'static str,
     pub meaning: Meaning,
 }
@@ -31,7 +31,7 @@ pub fn of(keyword: &str) -> Option<&'static Parameter> {
     ALL.iter().find(|parameter| parameter.keyword == keyword)
 }
 
-/// In the order in which `PQconndefaults` has them.
+/// All parameters, in the order of `PQconndefaults`.
 pub const ALL: &[Parameter] = &[
     parameter("service", "PGSERVICE", Used),
     parameter("user", "PGUSER", Driver),
@@ -43,7 +43,7 @@ pub const ALL: &[Parameter] = &[
     parameter("host", "PGHOST", Used),
     parameter("hostaddr", "PGHOSTADDR", Used),
     parameter("port", "PGPORT", Used),
-    // All that is sent and shown is UTF-8.
+    // The program always uses UTF-8.
     parameter("client_encoding", "PGCLIENTENCODING", Ignored),
     parameter("options", "PGOPTIONS", Driver),
     parameter("application_name", "PGAPPNAME", Driver),
@@ -55,7 +55,7 @@ pub const ALL: &[Parameter] = &[
     parameter("tcp_user_timeout", "", Used),
     parameter("sslmode", "PGSSLMODE", Used),
     parameter("sslnegotiation", "PGSSLNEGOTIATION", Driver),
-    // libpq does not compress either, with any OpenSSL of the last years.
+    // libpq does not compress either with a recent OpenSSL.
     parameter("sslcompression", "PGSSLCOMPRESSION", Ignored),
     parameter("sslcert", "PGSSLCERT", Used),
     parameter("sslkey", "PGSSLKEY", Used),
@@ -71,7 +71,7 @@ pub const ALL: &[Parameter] = &[
     parameter("max_protocol_version", "PGMAXPROTOCOLVERSION", Only(&["3.0", "3.2", "latest"])),
     parameter("ssl_min_protocol_version", "PGSSLMINPROTOCOLVERSION", Used),
     parameter("ssl_max_protocol_version", "PGSSLMAXPROTOCOLVERSION", Only(&["TLSv1.3"])),
-    // Kerberos is never used, neither to encrypt nor to log in.
+    // Kerberos is never used, neither for encryption nor for authentication.
     parameter("gssencmode", "PGGSSENCMODE", Only(&["disable", "prefer"])),
     parameter("krbsrvname", "PGKRBSRVNAME", Ignored),
     parameter("gsslib", "PGGSSLIB", Ignored),

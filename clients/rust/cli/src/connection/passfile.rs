@@ -1,17 +1,17 @@
-//! `~/.pgpass`: a line `host:port:database:user:password`, where `*` stands for anything.
+//! `~/.pgpass`: lines of `host:port:database:user:password`, in which `*` matches anything.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-/// The password of the first line that fits. Where there is no such file, there is none.
+/// Returns the password of the first line that matches, or None if there is no such file.
 pub fn password(path: &Path, host: &str, port: &str, dbname: &str, user: &str) -> Option<String> {
     let metadata = fs::metadata(path).ok().filter(fs::Metadata::is_file)?;
     if metadata.permissions().mode() & 0o077 != 0 {
         crate::say(&format!("{} is left out: others may read it (chmod 600)", path.display()));
         return None;
     }
-    // Of other lines than ours it does not matter what they are encoded in.
+    // Other lines may be in any encoding.
     let bytes = fs::read(path).ok()?;
     let text = String::from_utf8_lossy(&bytes);
     let found = text.lines().find_map(|line| password_in(line, &[host, port, dbname, user]));
@@ -29,11 +29,11 @@ fn password_in(line: &str, wanted: &[&str; 4]) -> Option<String> {
             }
         };
     }
-    // A colon ends the password, too.
+    // A colon also ends the password.
     (!line.starts_with('#')).then(|| field(rest).0)
 }
 
-/// The text up to the next colon, and what follows that. `\` takes the next character as it is.
+/// Returns the text up to the next colon, and the rest. `\` makes the next character literal.
 fn field(text: &str) -> (String, Option<&str>) {
     let mut field = String::new();
     let mut characters = text.char_indices();
@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_fits_or_does_not() {
+    fn a_line_matches_or_does_not() {
         let wanted = ["db", "5432", "shop", "me"];
         let password = |line: &str| password_in(line, &wanted);
         assert_eq!(password("db:5432:shop:me:secret").as_deref(), Some("secret"));

@@ -6,10 +6,10 @@ use crate::failure::{Failure, Result};
 use std::fs;
 use std::path::PathBuf;
 
-/// Where Debian's libpq looks; elsewhere `PGSYSCONFDIR` says it.
+/// The directory of Debian's libpq. Elsewhere `PGSYSCONFDIR` has to name it.
 const SYSTEM: &str = "/etc/postgresql-common";
 
-/// The settings in the section of that name, in the user's own file or in the system's.
+/// Returns the settings in the section of that name, from the user's file or the system's.
 pub fn find(name: &str, environment: &Environment) -> Result<Pairs> {
     let named = environment.get("PGSERVICEFILE").map(PathBuf::from);
     let own = || environment.home().map(|home| home.join(".pg_service.conf"));
@@ -18,7 +18,7 @@ pub fn find(name: &str, environment: &Environment) -> Result<Pairs> {
     let system = Some(PathBuf::from(system).join("pg_service.conf")).filter(|path| path.exists());
     for path in named.into_iter().chain(own).chain(system) {
         let of_file = |what: String| Failure::usage(format!("{}: {what}", path.display()));
-        // Not left out in silence: the service may be another one in the next file.
+        // A file that cannot be read is an error: the next file may have another service of the same name.
         let text = fs::read_to_string(&path).map_err(|error| of_file(error.to_string()))?;
         if let Some(pairs) = section(&text, name) {
             return pairs.map_err(|line| of_file(format!("\"{line}\" cannot be read")));
@@ -27,7 +27,7 @@ pub fn find(name: &str, environment: &Environment) -> Result<Pairs> {
     Err(Failure::usage(format!("there is no service \"{name}\" in any service file")))
 }
 
-/// The lines of the section, or the first one that is malformed; nothing where there is no such section.
+/// Returns the settings of the section, or its first malformed line. Returns None if there is no such section.
 fn section<'t>(text: &'t str, name: &str) -> Option<std::result::Result<Pairs, &'t str>> {
     let lines = text.lines().map(str::trim);
     let mut lines = lines.skip_while(|line| !line.starts_with(&format!("[{name}]")));
@@ -37,7 +37,7 @@ fn section<'t>(text: &'t str, name: &str) -> Option<std::result::Result<Pairs, &
     Some(lines.map(pair).collect())
 }
 
-/// Spaces beside the = are part of the key or the value.
+/// Reads a line. Spaces beside the = are part of the key or the value.
 fn pair(line: &str) -> std::result::Result<(String, String), &str> {
     let (key, value) = line.split_once('=').ok_or(line)?;
     Ok((key.to_owned(), value.to_owned()))

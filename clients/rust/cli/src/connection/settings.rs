@@ -1,4 +1,4 @@
-//! The settings of a connection, by libpq's keywords, and what the driver makes of them.
+//! The settings of a connection, by libpq's keywords, and their conversion to those of the driver.
 
 use super::conninfo::Pairs;
 use super::environment::Environment;
@@ -17,17 +17,18 @@ use tokio_postgres::Config;
 use tokio_postgres::config::{SslMode, TargetSessionAttrs};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
-/// The name of connections that nobody has named.
+/// The default application name.
 pub const APPLICATION_NAME: &str = "pg_fence";
 
-/// Where servers of this machine have their sockets: the packages' place if there is one, else PostgreSQL's own. Not
-/// wherever a socket is: anybody may make one in /tmp, as long as the server is down.
+/// Returns the directory of the sockets of this machine's servers: that of the packages if it exists, else PostgreSQL's
+/// default. The program does not look for a socket, because anybody can make one in /tmp while the server is down.
 fn sockets() -> &'static str {
     const OF_PACKAGES: &str = "/var/run/postgresql";
     if Path::new(OF_PACKAGES).is_dir() { OF_PACKAGES } else { "/tmp" }
 }
 
-/// The settings of which an empty value is an error. Any other means what is usual, and not what the environment says.
+/// The settings of which an empty value is an error. An empty value of any other setting means the default, whatever the
+/// environment says.
 const NEVER_EMPTY: &[&str] = &[
     "service",
     "channel_binding",
@@ -45,7 +46,7 @@ const NEVER_EMPTY: &[&str] = &[
     "tcp_user_timeout",
 ];
 
-/// The kinds of servers. (To prefer a standby makes no sense for who takes leases.)
+/// The values of target_session_attrs. `prefer-standby` is refused, because leases are granted by a primary.
 const SESSIONS: &[(&str, TargetSessionAttrs)] = &[
     ("any", TargetSessionAttrs::Any),
     ("read-write", TargetSessionAttrs::ReadWrite),
@@ -71,7 +72,7 @@ impl Settings {
         pairs.iter().try_for_each(|(key, value)| self.add(key, value))
     }
 
-    /// Fills in what has not been said: by the service, then the environment, then what is usual.
+    /// Adds missing settings from the service, then from the environment, then the defaults.
     pub fn complete(&mut self, environment: &Environment) -> Result<()> {
         self.home = environment.home();
         let service = self.values.get("service").map(String::as_str);
@@ -83,7 +84,7 @@ impl Settings {
                     );
                     return Err(Failure::usage(nested));
                 }
-                // Of two lines with one key the first counts.
+                // If two lines have the same key, the first counts.
                 self.default_to(known(&key)?, &value);
             }
         }
@@ -125,7 +126,7 @@ impl Settings {
                 Meaning::Used | Meaning::Driver | Meaning::Ignored => continue,
                 Meaning::Only(values) if values.contains(&value) => continue,
                 Meaning::Only(_) => format!("{}={value}", parameter.keyword),
-                // It may be a secret.
+                // The value is not shown, because it may be a secret.
                 Meaning::Refused => parameter.keyword.to_owned(),
             };
             let variable = match parameter.variable {
@@ -143,12 +144,12 @@ impl Settings {
         self.values.get(key).map(String::as_str).filter(|value| !value.is_empty())
     }
 
-    /// A value that is empty has been said, too.
+    /// Adds the setting if it is missing. An empty value is not missing.
     fn default_to(&mut self, key: &'static str, value: &str) {
         self.values.entry(key).or_insert_with(|| value.to_owned());
     }
 
-    /// The items of a list, as hosts and ports are.
+    /// Returns the items of a list, such as the hosts and ports.
     fn list(&self, key: &str) -> Vec<&str> {
         self.get(key).map(|list| list.split(',').collect()).unwrap_or_default()
     }
@@ -164,12 +165,12 @@ impl Settings {
         found.map(|(_, value)| Some(*value)).ok_or_else(|| unfit(key, text))
     }
 
-    /// The driver's own settings: each place in the order in which they are to be tried, and the encryption.
+    /// Returns the driver's settings for each place, in the order in which they are tried, and the encryption.
     pub fn into_configs(self) -> Result<(Vec<Config>, MakeRustlsConnect)> {
         let (mode, check) = self.encryption()?;
         let client = self.client_certificate()?;
         let client = client.as_ref().map(|(cert, key)| (&**cert, &**key));
-        // Older versions than 1.2 are never spoken.
+        // Versions older than 1.2 are never used.
         let least = [("TLSv1", false), ("TLSv1.1", false), ("TLSv1.2", false), ("TLSv1.3", true)];
         let is_only_13 = self.one_of("ssl_min_protocol_version", &least)? == Some(true);
         let tls = connector(&check, client, is_only_13)?;
@@ -184,7 +185,7 @@ impl Settings {
         Ok((configs, tls))
     }
 
-    /// The driver reads most of them itself.
+    /// Returns the driver's settings for a place. The driver parses most of them itself.
     fn at(&self, place: &Place) -> Result<Config> {
         let is_its = |one: &&Parameter| matches!(one.meaning, Meaning::Driver);
         let its = parameters::ALL.iter().filter(is_its).map(|one| one.keyword);
@@ -205,7 +206,7 @@ impl Settings {
         }
         let config = all.parse::<Config>();
         let mut config = config.map_err(|error| Failure::system("the settings", error))?;
-        // It would count in seconds.
+        // The driver would read this number as seconds.
         if let Some(milliseconds) = self.number("tcp_user_timeout")? {
             config.tcp_user_timeout(Duration::from_millis(milliseconds));
         }
@@ -218,7 +219,7 @@ impl Settings {
         Ok(config)
     }
 
-    /// Hosts, addresses and ports belong together by their place in their lists.
+    /// Returns the places. Hosts, addresses and ports belong together by their positions in the lists.
     fn places(&self) -> Result<Vec<Place>> {
         let (hosts, addresses) = (self.list("host"), self.list("hostaddr"));
         let ports = self.list("port");
@@ -243,7 +244,7 @@ impl Settings {
             let address = given(&addresses, at);
             let host = given(&hosts, at).or_else(|| address.clone());
             let host = host.unwrap_or_else(|| sockets().to_owned());
-            // The driver would ask for the address of the first, and lose the zone of the second.
+            // The driver would resolve the first as a host name, and drop the zone of the second.
             if host.starts_with('@') || host.contains('%') && !host.starts_with('/') {
                 let what = "an abstract socket or the zone of an IPv6 address is not supported";
                 return Err(Failure::usage(format!("\"{host}\": {what}")));
@@ -253,7 +254,7 @@ impl Settings {
         Ok(places)
     }
 
-    /// The one that was given, or of ~/.pgpass.
+    /// Returns the password of the settings, or that of ~/.pgpass.
     fn password(&self, place: &Place) -> Option<String> {
         if let Some(password) = self.get("password") {
             return Some(password.to_owned());
@@ -261,7 +262,7 @@ impl Settings {
         let of_user = || Some(self.home.as_ref()?.join(".pgpass"));
         let path = self.get("passfile").map(PathBuf::from).or_else(of_user)?;
         let (dbname, user) = (self.get("dbname")?, self.get("user")?);
-        // A socket in its usual place is written as localhost there.
+        // In that file a socket in the default directory is named localhost.
         let host = if place.host == sockets() { "localhost" } else { &place.host };
         passfile::password(&path, host, &place.port, dbname, user)
     }
@@ -297,9 +298,9 @@ impl Settings {
         };
         Ok(match mode {
             "disable" => (SslMode::Disable, Check::Nothing),
-            // Not first without, as libpq does for `allow`: encrypted where the server can.
+            // libpq first tries `allow` without encryption. This program encrypts if the server can.
             "allow" | "prefer" => (SslMode::Prefer, Check::Nothing),
-            // As libpq does: where a root certificate is at hand, it is used.
+            // As in libpq, a root certificate is used if there is one.
             "require" => (SslMode::Require, trust.map_or(Check::Nothing, Check::Issuer)),
             "verify-ca" => (SslMode::Require, Check::Issuer(needed()?)),
             "verify-full" => (SslMode::Require, Check::IssuerAndName(needed()?)),
@@ -334,16 +335,16 @@ impl Settings {
     }
 }
 
-/// A server, or more than one where its name has several addresses.
+/// A host to connect to. A host name may have several addresses.
 #[derive(Debug, PartialEq, Eq)]
 struct Place {
-    /// Or the directory of its socket.
+    /// The host name, or the directory of the socket.
     host: String,
     address: Option<String>,
     port: String,
 }
 
-/// As libpq asks: a key that others may read is used by nobody, but root's by its group.
+/// Fails if others may read the key, as libpq does. A key of root may be readable for its group.
 fn is_private(key: &Path) -> Result<()> {
     let metadata =
         fs::metadata(key).map_err(|error| Failure::usage(format!("{}: {error}", key.display())))?;
@@ -386,7 +387,7 @@ mod tests {
         settings
     }
 
-    /// A home directory of a test's own.
+    /// The home directory of one test.
     struct Home(PathBuf);
 
     impl Home {
@@ -411,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_goes_before_the_service_and_that_before_the_environment() {
+    fn options_have_precedence_over_the_service_and_that_over_the_environment() {
         let home = Home::new("order");
         let file = home.put("services", "[shop]\nhost=service\nport=5433\n");
         let variables =
@@ -471,7 +472,7 @@ mod tests {
     }
 
     #[test]
-    fn verification_needs_something_to_verify_by() {
+    fn verification_needs_a_root_certificate() {
         let home = Home::new("tls");
         let variables = [("HOME", home.0.to_str().unwrap())];
         let mode = |said: &str| settings(&format!("user=me {said}"), &variables).encryption();
@@ -483,8 +484,7 @@ mod tests {
         assert_eq!(mode("sslrootcert=system").unwrap(), system);
     }
 
-    /// Each of libpq's parameters, with what must be refused of it, or a value that is taken; by its keyword and by its
-    /// variable.
+    /// Sets each of libpq's parameters, by its keyword and by its variable, to an accepted and to a refused value.
     #[test]
     fn what_is_not_supported_is_refused_by_its_name() {
         for parameter in parameters::ALL {
@@ -516,7 +516,7 @@ mod tests {
         assert!(Settings::default().add("hots", "x").is_err());
     }
 
-    /// The value of each of these that libpq keeps, and that would be lost in silence.
+    /// Values that libpq obeys or refuses, and that must not be ignored here.
     #[test]
     fn what_is_used_is_kept_or_refused() {
         let home = Home::new("kept");

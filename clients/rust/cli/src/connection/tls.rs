@@ -1,4 +1,4 @@
-//! Encryption by rustls, and what of the server's certificate is checked.
+//! Encryption by rustls, and the checks of the server's certificate.
 
 use crate::failure::{Failure, Result};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
@@ -16,28 +16,28 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 pub use tokio_postgres_rustls::MakeRustlsConnect;
 
-/// The authorities whose certificates are trusted.
+/// The certificate authorities that are trusted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Trust {
-    /// Of those in this file.
+    /// The authorities in this file.
     File(PathBuf),
-    /// Of those that the system trusts.
+    /// The authorities that the system trusts.
     System,
 }
 
 /// The part of a certificate that is checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Check {
-    /// Nothing: it is encrypted, and anybody may answer.
+    /// Nothing is checked. The connection is encrypted, but any server may answer.
     Nothing,
-    /// That somebody we trust has signed it.
+    /// A trusted authority must have signed the certificate.
     Issuer(Trust),
-    /// And that it is of the host that we connect to.
+    /// In addition, the certificate must name the host.
     IssuerAndName(Trust),
 }
 
-/// Encrypts connections; with a client's certificate and its key, where there are such files (PEM). Fails where one of
-/// them cannot be read, or nobody is trusted.
+/// Returns the encryption of connections. `client` is the client's certificate and its key, as files in PEM. Fails if a
+/// file cannot be read, or no authority is trusted.
 pub fn connector(
     check: &Check,
     client: Option<(&Path, &Path)>,
@@ -78,7 +78,7 @@ fn roots(trust: &Trust) -> Result<RootCertStore> {
                 roots.add(certificate).map_err(unfit)?;
             }
         }
-        // Certificates that cannot be read are left out, as everybody does.
+        // Certificates that cannot be parsed are left out, as in other programs.
         Trust::System => {
             roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
         }
@@ -102,7 +102,7 @@ fn unfit(error: TlsError) -> Failure {
     Failure::usage(format!("TLS: {error}"))
 }
 
-/// Looks at no name; without roots, at no issuer either.
+/// Verifies the issuer of a certificate if there are `roots`, but never the name.
 #[derive(Debug)]
 struct Lenient {
     roots: Option<RootCertStore>,

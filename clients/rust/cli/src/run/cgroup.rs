@@ -1,8 +1,8 @@
-//! A control group of a run's own (cgroup v2), where the system lets this process make one.
+//! A control group of the run (cgroup v2), if the system lets this process make one.
 //!
-//! All that the command starts stays in it, whatever it does to its session, its environment or its user, and one word
-//! to the kernel kills all of it. Without one, the supervisor finds its descendants, and the keeper finds processes by
-//! their mark.
+//! Every process that the command starts stays in the cgroup, even if it changes its session, its environment or its
+//! user, and one write to the kernel kills all of them. Without a cgroup the supervisor finds its descendants, and the
+//! renewer finds processes by the run's id in their environment.
 
 use super::processes::Process;
 use nix::errno::Errno;
@@ -12,20 +12,20 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Before the run's mark, in the directory's name.
+/// The beginning of the directory's name. The run's id follows.
 const PREFIX: &str = "pg_fence-";
 
 #[derive(Debug, Clone)]
 pub struct Cgroup(PathBuf);
 
 impl Cgroup {
-    /// Makes that of a run, below the cgroup of this process. None where that cannot be.
-    pub fn make(mark: &str) -> Option<Cgroup> {
+    /// Makes the cgroup of a run below the cgroup of this process. Returns None if the system does not permit it.
+    pub fn make(run_id: &str) -> Option<Cgroup> {
         let own = own_directory()?;
         remove_left_behind(&own);
-        let cgroup = Cgroup(own.join(format!("{PREFIX}{mark}")));
+        let cgroup = Cgroup(own.join(format!("{PREFIX}{run_id}")));
         fs::create_dir(&cgroup.0).ok()?;
-        // From Linux 5.14 on.
+        // Linux has this file since 5.14.
         if cgroup.0.join("cgroup.kill").exists() {
             return Some(cgroup);
         }
@@ -33,9 +33,9 @@ impl Cgroup {
         None
     }
 
-    /// That of a run, where it made one. The keeper is in the same cgroup as the supervisor.
-    pub fn find(mark: &str) -> Option<Cgroup> {
-        let path = own_directory()?.join(format!("{PREFIX}{mark}"));
+    /// Returns the cgroup of a run, if the run made one. The renewer is in the same cgroup as the supervisor.
+    pub fn find(run_id: &str) -> Option<Cgroup> {
+        let path = own_directory()?.join(format!("{PREFIX}{run_id}"));
         path.is_dir().then_some(Cgroup(path))
     }
 
@@ -43,12 +43,12 @@ impl Cgroup {
         &self.0
     }
 
-    /// Has this process enter one.
+    /// Moves this process into the cgroup at `path`.
     pub fn enter(path: &Path) -> io::Result<()> {
         fs::write(path.join("cgroup.procs"), "0")
     }
 
-    /// All that is alive in it, and in those below it.
+    /// Returns the live processes of the cgroup and of the cgroups below it.
     pub fn processes(&self) -> Vec<Process> {
         let pids = directories(&self.0).into_iter().flat_map(|directory| {
             let text = fs::read_to_string(directory.join("cgroup.procs")).unwrap_or_default();
@@ -57,25 +57,26 @@ impl Cgroup {
         pids.filter_map(Process::read).collect()
     }
 
-    /// Whether anything is alive in it, also what is born and gone too fast to be listed.
+    /// Returns true if any process is alive in the cgroup. This includes processes that end too fast to be listed.
     pub fn is_populated(&self) -> bool {
         let events = fs::read_to_string(self.0.join("cgroup.events")).unwrap_or_default();
         events.lines().any(|line| line == "populated 1")
     }
 
-    /// Whosever processes they are. Where it fails, they are signalled one by one all the same.
+    /// Kills every process in the cgroup, whoever owns it. A failure is ignored: the caller also signals the processes
+    /// one by one.
     pub fn kill(&self) {
         let _ = fs::write(self.0.join("cgroup.kill"), "1");
     }
 
-    /// The kernel refuses while anything is in it.
+    /// Removes the cgroup. The kernel refuses that while a process is in it.
     pub fn remove(&self) {
-        // The innermost first.
+        // The innermost directory has to be removed first.
         directories(&self.0).iter().rev().for_each(|directory| drop(fs::remove_dir(directory)));
     }
 }
 
-/// This one and those below it, from the outside in.
+/// Returns the directory and all directories below it, each before those that it contains.
 fn directories(top: &Path) -> Vec<PathBuf> {
     let mut found = vec![top.to_owned()];
     let mut at = 0;
@@ -88,19 +89,19 @@ fn directories(top: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// The cgroups of runs whose supervisor and keeper were both killed.
+/// Removes the cgroups of runs whose supervisor and renewer were both killed.
 fn remove_left_behind(own: &Path) {
     for entry in fs::read_dir(own).into_iter().flatten().flatten() {
         let name = entry.file_name();
-        let mark = name.to_str().and_then(|name| name.strip_prefix(PREFIX));
-        let pid = mark.and_then(|mark| mark.split('-').next()?.parse().ok());
+        let run_id = name.to_str().and_then(|name| name.strip_prefix(PREFIX));
+        let pid = run_id.and_then(|run_id| run_id.split('-').next()?.parse().ok());
         if pid.is_some_and(|pid| kill(Pid::from_raw(pid), None) == Err(Errno::ESRCH)) {
             Cgroup(entry.path()).remove();
         }
     }
 }
 
-/// Where the cgroup of this process is, if it is in reach: version 2 alone, or beside version 1.
+/// Returns the directory of this process's cgroup, if it is mounted: version 2 alone, or beside version 1.
 fn own_directory() -> Option<PathBuf> {
     let cgroups = fs::read_to_string("/proc/self/cgroup").ok()?;
     let own = cgroups.lines().find_map(|line| line.strip_prefix("0::/"))?;
@@ -113,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn those_within_come_after_those_around_them() {
+    fn a_directory_comes_before_those_that_it_contains() {
         let top = std::env::temp_dir().join(format!("pg_fence-cgroup-{}", std::process::id()));
         fs::create_dir_all(top.join("a/b")).unwrap();
         assert_eq!(directories(&top), [top.clone(), top.join("a"), top.join("a/b")]);

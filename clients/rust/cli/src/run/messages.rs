@@ -1,4 +1,4 @@
-//! The messages between the two processes of a run: JSON, a line each.
+//! The messages between the two processes of a run, each a line of JSON.
 
 use crate::clock::Moment;
 use serde::{Deserialize, Serialize};
@@ -7,10 +7,10 @@ use std::sync::{Mutex, mpsc as std_mpsc};
 use std::time::Duration;
 use tokio::sync::mpsc;
 
-/// The keeper, on its standard output.
+/// What the renewer reports to the supervisor, on its standard output.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Told {
+pub enum Event {
     /// The lease is held. An adopted lease has no deadline.
     Granted {
         token: i64,
@@ -19,31 +19,32 @@ pub enum Told {
     Renewed {
         deadline: Moment,
     },
-    /// The lease is not held any more.
+    /// The lease is lost.
     Lost,
-    /// The lease could not be acquired, for this reason.
+    /// The lease could not be acquired. The supervisor shows the message and exits with the status.
     Failed {
         status: u8,
         message: String,
     },
 }
 
-/// The supervisor, on the keeper's standard input. The end of that input, without a word, says that the supervisor
-/// is dead.
+/// What the supervisor sends to the renewer, on its standard input. If that input ends without `Release` or
+/// `LetExpire`, the supervisor is dead.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Order {
     /// The command runs in this process group.
     Started { group: i32 },
-    /// The command has ended, with all that it started: release the lease, or stop waiting for it. `has_failed` is true
-    /// if the command ended by itself with a status other than 0.
+    /// All processes of the command have ended: release the lease, or stop waiting for it. `has_failed` is true if the
+    /// command ended by itself with a status other than 0.
     Release { has_failed: bool },
-    /// Something could not be ended: leave the lease to its ttl.
-    Leave,
+    /// A process of the command survives KILL: do not release the lease, so that it ends at its ttl.
+    LetExpire,
 }
 
-/// The supervisor's orders, until it is dead. A thread, since a pipe may block.
-pub fn listen() -> mpsc::UnboundedReceiver<Order> {
+/// Returns the channel of the supervisor's orders, which ends when the supervisor dies. A thread reads them, because a
+/// read from a pipe may block.
+pub fn receive_orders() -> mpsc::UnboundedReceiver<Order> {
     let (send, orders) = mpsc::unbounded_channel();
     std::thread::spawn(move || {
         for line in stdin().lock().lines().map_while(std::io::Result::ok) {
@@ -56,39 +57,39 @@ pub fn listen() -> mpsc::UnboundedReceiver<Order> {
     orders
 }
 
-/// Tells the supervisor, by a thread: it may be stopped for hours, and then reads nothing.
-pub struct Said {
-    words: std_mpsc::Sender<Option<Told>>,
-    written: Mutex<std_mpsc::Receiver<()>>,
+/// Sends events to the supervisor. A thread writes them, because a supervisor that is stopped for hours reads nothing.
+pub struct EventSender {
+    queue: std_mpsc::Sender<Option<Event>>,
+    all_written: Mutex<std_mpsc::Receiver<()>>,
 }
 
-impl Said {
-    pub fn start() -> Said {
-        let (words, heard) = std_mpsc::channel::<Option<Told>>();
-        let (end, written) = std_mpsc::channel();
+impl EventSender {
+    pub fn start() -> EventSender {
+        let (queue, queued) = std_mpsc::channel::<Option<Event>>();
+        let (end, all_written) = std_mpsc::channel();
         std::thread::spawn(move || {
-            while let Ok(Some(told)) = heard.recv() {
-                let Ok(line) = serde_json::to_string(&told) else { return };
+            while let Ok(Some(event)) = queued.recv() {
+                let Ok(line) = serde_json::to_string(&event) else { return };
                 if writeln!(stdout(), "{line}").is_err() {
                     return;
                 }
             }
-            // Nobody waits any more where it took too long.
+            // `flush` may have given up.
             let _ = end.send(());
         });
-        Said { words, written: Mutex::new(written) }
+        EventSender { queue, all_written: Mutex::new(all_written) }
     }
 
-    pub fn say(&self, told: Told) {
-        // Nobody hears it where the supervisor is dead.
-        let _ = self.words.send(Some(told));
+    pub fn send(&self, event: Event) {
+        // This fails if the supervisor is dead.
+        let _ = self.queue.send(Some(event));
     }
 
-    /// Waits until all has been written, unless the supervisor is frozen and reads nothing.
-    pub fn finish(&self, limit: Duration) {
-        let _ = self.words.send(None);
-        if let Ok(written) = self.written.lock() {
-            let _ = written.recv_timeout(limit);
+    /// Waits until all events are written, but no longer than `limit`: a frozen supervisor reads nothing.
+    pub fn flush(&self, limit: Duration) {
+        let _ = self.queue.send(None);
+        if let Ok(all_written) = self.all_written.lock() {
+            let _ = all_written.recv_timeout(limit);
         }
     }
 }

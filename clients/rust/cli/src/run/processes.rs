@@ -1,4 +1,4 @@
-//! The processes of a command, seen through `/proc`.
+//! The processes of a command, read from `/proc`.
 
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill, killpg};
@@ -22,12 +22,12 @@ impl Process {
     }
 
     fn parse(pid: i32, stat: &str) -> Option<Process> {
-        // The name is in parentheses, and may hold some itself.
+        // The name is in parentheses, and may contain parentheses itself.
         let (name, fields) = stat.split_once('(')?.1.rsplit_once(')')?;
         let fields: Vec<&str> = fields.split_whitespace().collect();
         let [state, parent, group, session, ..] = fields.as_slice() else { return None };
         let number = |text: &str| text.parse().ok();
-        // A process whose first thread has ended is shown as a zombie, and goes on with the others.
+        // If only the first thread of a process has ended, the process is shown as a zombie, but its other threads run.
         let threads = fields.get(17).and_then(|text| number(text)).unwrap_or(1);
         if *state == "X" || *state == "Z" && threads < 2 {
             return None;
@@ -41,7 +41,7 @@ impl Process {
         })
     }
 
-    /// A process that is gone already, or that is not ours to signal, is no matter here: it is looked for again.
+    /// Signals the process. Errors are ignored: the caller scans for the process again.
     fn signal(&self, signal: Signal) {
         let _: Result<(), Errno> = kill(Pid::from_raw(self.pid), signal);
     }
@@ -52,8 +52,8 @@ impl Process {
     }
 }
 
-/// Returns false if there is no `/proc`, or if it is that of another pid namespace, whose numbers mean other processes.
-pub fn are_of_our_namespace() -> bool {
+/// Returns false if there is no `/proc`, or if it shows another pid namespace, whose pids are those of other processes.
+pub fn proc_shows_this_namespace() -> bool {
     let own = std::process::id().to_string();
     fs::read_link("/proc/self").is_ok_and(|pid| pid.as_os_str() == own.as_str())
 }
@@ -63,45 +63,46 @@ fn all() -> Vec<Process> {
     entries.filter_map(|entry| Process::read(entry.file_name().to_str()?.parse().ok()?)).collect()
 }
 
-/// The children of this process, but for one; those that have ended and were not waited for are among them. None where the
-/// kernel does not tell.
-pub fn children_but(not: i32) -> Option<Vec<i32>> {
-    // It has one thread.
+/// Returns the pids of the children of this process, without `excluded` and including zombies. Returns None if the
+/// kernel does not list children.
+pub fn children_except(excluded: i32) -> Option<Vec<i32>> {
+    // This process has one thread, whose children are those of the process.
     let text =
         fs::read_to_string(format!("/proc/self/task/{0}/children", std::process::id())).ok()?;
     let pids = text.split_whitespace().filter_map(|pid| pid.parse().ok());
-    Some(pids.filter(|pid| *pid != not).collect())
+    Some(pids.filter(|pid| *pid != excluded).collect())
 }
 
-/// Signals each of them once. Members of a process group that can hold nothing else are signalled together, so that
-/// none escapes by starting another one: the group `command`, and those in sessions that the command has begun.
+/// Signals each process once. The group `command` and the groups in sessions that the command has begun contain only
+/// processes of the command. Each of these groups is signalled as a whole, so that no process escapes by a fork.
 pub fn signal_all(found: &[Process], command: Option<i32>, signal: Signal) {
     let own_session = getsid(None).map_or(0, Pid::as_raw);
     let is_theirs = |one: &Process| Some(one.group) == command || one.session != own_session;
     let (together, others): (Vec<_>, Vec<_>) = found.iter().partition(|one| is_theirs(one));
     let groups: BTreeSet<i32> = together.iter().map(|one| one.group).collect();
     for group in groups {
-        // All of it may be gone already.
+        // This fails if the whole group has ended.
         let _: Result<(), Errno> = killpg(Pid::from_raw(group), signal);
     }
     others.iter().for_each(|one| one.signal(signal));
 }
 
-/// All that descends from this process, but for one child. Nothing escapes as long as it adopts orphans, but what is born
-/// while one looks may be missed: whoever looks for the last one must have waited for nothing meanwhile.
-pub fn descendants_but(not: i32) -> Vec<Process> {
-    descendants_in(all(), std::process::id() as i32, not)
+/// Returns the descendants of this process, without the child `excluded` and its descendants. This process adopts
+/// orphans, so that all processes of the command are its descendants. A scan may miss a process that starts meanwhile:
+/// that none is left is certain only if no child was reaped during the scan.
+pub fn descendants_except(excluded: i32) -> Vec<Process> {
+    descendants_in(all(), std::process::id() as i32, excluded)
 }
 
-fn descendants_in(all: Vec<Process>, ancestor: i32, not: i32) -> Vec<Process> {
+fn descendants_in(all: Vec<Process>, ancestor: i32, excluded: i32) -> Vec<Process> {
     let parents: HashMap<i32, i32> = all.iter().map(|one| (one.pid, one.parent)).collect();
     let descends = |process: &Process| {
         let mut pid = process.pid;
-        // A list that was read bit by bit may hold a circle.
+        // The list is not a snapshot, so its parents may form a circle.
         let mut seen = HashSet::new();
-        while seen.insert(pid) && pid != not {
+        while seen.insert(pid) && pid != excluded {
             match parents.get(&pid) {
-                Some(parent) if *parent == ancestor => return pid != not,
+                Some(parent) if *parent == ancestor => return pid != excluded,
                 Some(parent) => pid = *parent,
                 None => return false,
             }
@@ -111,9 +112,9 @@ fn descendants_in(all: Vec<Process>, ancestor: i32, not: i32) -> Vec<Process> {
     all.into_iter().filter(descends).collect()
 }
 
-/// All that is in the process group, or has this entry (`NAME=value`) in its environment.
-pub fn of_group_or_with(group: Option<i32>, entry: &str) -> Vec<Process> {
-    // A group of that number in another session would be another one.
+/// Returns the processes that are in the process group, or have the entry (`NAME=value`) in their environment.
+pub fn in_group_or_with_variable(group: Option<i32>, entry: &str) -> Vec<Process> {
+    // In another session the number would be that of another group.
     let session = getsid(None).map_or(0, Pid::as_raw);
     let own = std::process::id() as i32;
     let is_one = |one: &Process| {
@@ -123,7 +124,7 @@ pub fn of_group_or_with(group: Option<i32>, entry: &str) -> Vec<Process> {
     all().into_iter().filter(is_one).collect()
 }
 
-/// How many processes are in that group.
+/// Returns the number of processes in the group.
 pub fn count_in_group(group: i32) -> usize {
     all().iter().filter(|one| one.group == group).count()
 }

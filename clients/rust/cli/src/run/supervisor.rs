@@ -1,16 +1,16 @@
 //! The process that was started as `pg_fence run`: the parent of the command.
 //!
-//! It knows nothing of PostgreSQL. It waits for three things: what the keeper tells, signals, and the next moment at
-//! which something is due. Whatever the command starts stays its descendant, for it adopts orphans (a subreaper), and in
-//! a cgroup where there may be one.
+//! The supervisor does not talk to PostgreSQL. It waits for events of the renewer, for signals, and for the next moment
+//! at which something is due. It adopts orphans (it is a subreaper), so that all processes that the command starts stay
+//! its descendants; they also stay in a cgroup, if the system permits one.
 
 use super::cgroup::Cgroup;
-use super::messages::{Order, Told};
+use super::exec::HANDLED_SIGNALS;
+use super::messages::{Event, Order};
 use super::processes::{self, Process};
-use super::start::HANDLED;
 use super::terminal::Terminal;
 use super::times::Times;
-use super::{MARK, Options};
+use super::{Options, RUN_ID_VARIABLE};
 use crate::clock::Moment;
 use crate::failure::{Failure, Result, status};
 use crate::{planted, say};
@@ -31,14 +31,15 @@ use std::os::unix::process::CommandExt;
 use std::process::{ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
-/// This program, also where its file has been replaced since.
-const SELF: &str = "/proc/self/exe";
-/// While something is being ended: it need not be our child, so that no signal tells of its end.
-const LOOK_AGAIN: Duration = Duration::from_millis(20);
-/// How long a process may take to die of KILL. In an uninterruptible sleep it takes until that ends.
-const DYING: Duration = Duration::from_secs(2);
-/// How often to look at once for what is left. Of what goes on after that more than one look is needed anyway.
-const LOOKS: usize = 5;
+/// The file of this program, even if another file has its name now.
+const THIS_PROGRAM: &str = "/proc/self/exe";
+/// The pause between two scans for processes that are being ended. They need not be children of this process, so no
+/// signal reports their end.
+const SCAN_INTERVAL: Duration = Duration::from_millis(20);
+/// How long a process may take to end after KILL. In an uninterruptible sleep it does not end before the sleep does.
+const KILL_TIMEOUT: Duration = Duration::from_secs(2);
+/// The number of scans without a pause, if processes of the command end and start others meanwhile.
+const MAX_SCANS: usize = 5;
 
 pub struct Supervisor {
     options: Options,
@@ -46,67 +47,67 @@ pub struct Supervisor {
     terminal: Terminal,
     signals: SignalFd,
     timer: TimerFd,
-    keeper: Keeper,
-    /// Of all that the command starts.
+    renewer: RenewerProcess,
+    /// The cgroup of the command.
     cgroup: Option<Cgroup>,
-    /// By which the keeper finds what has been started, should this process be killed.
-    mark: String,
+    /// The renewer finds the processes of the command by this id if the supervisor is killed.
+    run_id: String,
     phase: Phase,
-    /// Of the lease.
+    /// The deadline of the lease.
     deadline: Option<Moment>,
-    command: Option<Running>,
+    command: Option<RunningCommand>,
 }
 
-/// The keeper's process, and the pipes to it.
-struct Keeper {
+/// The process of the renewer, and the pipes to it.
+struct RenewerProcess {
     pid: i32,
     orders: Option<ChildStdin>,
-    told: ChildStdout,
-    /// The beginning of a line.
-    rest: Vec<u8>,
+    events: ChildStdout,
+    /// The beginning of the line that is being read.
+    partial_line: Vec<u8>,
     has_ended: bool,
 }
 
 enum Phase {
-    /// For the lease.
+    /// Waiting for the lease.
     Waiting,
     Running,
-    /// All that the command has started is being ended: from TERM on, with KILL from `kill_at` on.
+    /// The processes of the command have been sent TERM, and are sent KILL from `kill_at` on.
     Ending {
         status: u8,
         kill_at: Moment,
     },
-    /// The keeper gives the lease back.
+    /// The renewer is releasing the lease.
     Releasing {
         status: u8,
         until: Moment,
     },
-    /// With this status.
+    /// The supervisor exits with this status.
     Done(u8),
 }
 
-struct Running {
+struct RunningCommand {
     group: Pid,
     started: Moment,
-    /// Its own status, once it has ended.
+    /// The command's exit status, once it has ended.
     status: Option<u8>,
-    /// By its terminal or by us, so that it is for us to continue it.
+    /// True if its terminal or the supervisor has stopped it, so that the supervisor continues it.
     is_stopped: bool,
-    /// It gets the terminal whenever we have it.
+    /// True if the command gets the terminal whenever this process group has it.
     has_terminal: bool,
 }
 
 impl Supervisor {
-    /// Starts the keeper.
+    /// Starts the renewer.
     pub fn start(options: Options, times: Times) -> Result<Supervisor> {
         let system = |error| Failure::system("cannot prepare to run a command", error);
-        if !processes::are_of_our_namespace() {
+        if !processes::proc_shows_this_namespace() {
             return Err(Failure::new(
                 status::SYSTEM,
                 "/proc does not show this process, so nor would it show what the command starts: mount it anew",
             ));
         }
-        // The command is to ignore each signal that its parent ignores (as `nohup` does).
+        // A signal that was ignored when the run began (as by `nohup`) stays ignored in the command.
         let ignored = ignored_signals();
         if ignored & (1 << (Signal::SIGCHLD as u64 - 1)) != 0 {
             return Err(Failure::new(
@@ -115,9 +116,9 @@ impl Supervisor {
             ));
         }
         let is_handled = |signal: &Signal| ignored & (1 << (*signal as u64 - 1)) == 0;
-        let mut handled: SigSet = HANDLED.iter().copied().filter(is_handled).collect();
+        let mut handled: SigSet = HANDLED_SIGNALS.iter().copied().filter(is_handled).collect();
         handled.thread_block().map_err(system)?;
-        // It comes when we set the terminal's foreground, and is to do nothing.
+        // The kernel sends SIGTTOU when this process sets the terminal's foreground. It stays blocked and unread.
         handled.remove(Signal::SIGTTOU);
         let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
         let signals = SignalFd::with_flags(&handled, flags).map_err(system)?;
@@ -125,26 +126,26 @@ impl Supervisor {
         let timer = TimerFd::new(ClockId::CLOCK_BOOTTIME, flags).map_err(system)?;
         set_child_subreaper(true).map_err(system)?;
         let now = Moment::now().as_duration().as_nanos();
-        let mark = format!("{}-{now}", std::process::id());
-        let keeper = Keeper::start(&mark)?;
+        let run_id = format!("{}-{now}", std::process::id());
+        let renewer = RenewerProcess::start(&run_id)?;
         let is_wanted = !options.no_cgroup && !planted::GROUP_ONLY && !planted::NO_CGROUP;
-        let cgroup = is_wanted.then(|| Cgroup::make(&mark)).flatten();
+        let cgroup = is_wanted.then(|| Cgroup::make(&run_id)).flatten();
         Ok(Supervisor {
             options,
             times,
             terminal: Terminal::open(),
             signals,
             timer,
-            keeper,
+            renewer,
             cgroup,
-            mark,
+            run_id,
             phase: Phase::Waiting,
             deadline: None,
             command: None,
         })
     }
 
-    /// Until the end. The status to exit with.
+    /// Runs until the end, and returns the status to exit with.
     pub fn run(mut self) -> Result<u8> {
         let outcome = loop {
             match (self.step(), &self.phase) {
@@ -159,19 +160,19 @@ impl Supervisor {
 
     fn step(&mut self) -> Result<()> {
         self.wait()?;
-        self.hear_all()?;
+        self.handle_events()?;
         while let Ok(Some(signal)) = self.signals.read_signal() {
-            self.handle(signal.ssi_signo)?;
+            self.handle_signal(signal.ssi_signo)?;
         }
         self.reap()?;
-        // We may have been stopped or frozen just now, and the lease renewed meanwhile.
-        if has_passed(self.lost_at()) {
-            self.hear_all()?;
+        // This process may have been frozen, and the lease renewed meanwhile.
+        if has_passed(self.term_at()) {
+            self.handle_events()?;
         }
-        self.go_on()
+        self.advance()
     }
 
-    /// Until anything happens, or something is due.
+    /// Waits until a signal or an event comes, or something is due.
     fn wait(&mut self) -> Result<()> {
         let system = |error| Failure::system("cannot wait", error);
         match self.next_moment() {
@@ -185,8 +186,8 @@ impl Supervisor {
             PollFd::new(self.signals.as_fd(), PollFlags::POLLIN),
             PollFd::new(self.timer.as_fd(), PollFlags::POLLIN),
         ];
-        if !self.keeper.has_ended {
-            watched.push(PollFd::new(self.keeper.told.as_fd(), PollFlags::POLLIN));
+        if !self.renewer.has_ended {
+            watched.push(PollFd::new(self.renewer.events.as_fd(), PollFlags::POLLIN));
         }
         match poll(&mut watched, PollTimeout::NONE) {
             Ok(_) | Err(nix::errno::Errno::EINTR) => Ok(()),
@@ -197,43 +198,43 @@ impl Supervisor {
     fn next_moment(&self) -> Option<Moment> {
         match &self.phase {
             Phase::Waiting | Phase::Done(_) => None,
-            Phase::Running => self.lost_at().into_iter().chain(self.too_long_at()).min(),
-            Phase::Ending { .. } => Some(Moment::now() + LOOK_AGAIN),
+            Phase::Running => self.term_at().into_iter().chain(self.at_most_end()).min(),
+            Phase::Ending { .. } => Some(Moment::now() + SCAN_INTERVAL),
             Phase::Releasing { until, .. } => Some(*until),
         }
     }
 
-    /// Where nothing is renewed until then.
-    fn lost_at(&self) -> Option<Moment> {
+    /// When the command is sent TERM, if the lease is not renewed before.
+    fn term_at(&self) -> Option<Moment> {
         let at = self.deadline.map(|deadline| self.times.term_at(deadline));
         at.filter(|_| !planted::NO_DEADLINE)
     }
 
-    fn too_long_at(&self) -> Option<Moment> {
+    fn at_most_end(&self) -> Option<Moment> {
         Some(self.command.as_ref()?.started + self.options.at_most?)
     }
 
-    // The keeper's messages
+    // Events of the renewer.
 
-    /// All that it has told by now.
-    fn hear_all(&mut self) -> Result<()> {
-        while let Some(told) = self.keeper.next()? {
-            self.hear(told)?;
+    /// Handles all events that have arrived.
+    fn handle_events(&mut self) -> Result<()> {
+        while let Some(event) = self.renewer.next_event()? {
+            self.handle_event(event)?;
         }
         Ok(())
     }
 
-    fn hear(&mut self, told: Told) -> Result<()> {
-        match told {
-            // Or it comes too late: then it is given back.
-            Told::Granted { token, deadline } if matches!(self.phase, Phase::Waiting) => {
+    fn handle_event(&mut self, event: Event) -> Result<()> {
+        match event {
+            // A grant that comes too late is not used: the renewer has been told to release it.
+            Event::Granted { token, deadline } if matches!(self.phase, Phase::Waiting) => {
                 self.deadline = deadline;
                 self.start_command(token)?;
             }
-            Told::Granted { .. } => {}
-            Told::Renewed { deadline } => self.deadline = Some(deadline),
-            Told::Lost => self.lose(&format!("the lease {} is lost", self.options.lease())),
-            Told::Failed { status, message } => {
+            Event::Granted { .. } => {}
+            Event::Renewed { deadline } => self.deadline = Some(deadline),
+            Event::Lost => self.end_as_lost(&format!("the lease {} is lost", self.options.lease())),
+            Event::Failed { status, message } => {
                 if status != status::TAKEN {
                     return Err(Failure::new(status, message));
                 }
@@ -246,12 +247,12 @@ impl Supervisor {
         Ok(())
     }
 
-    // The command
+    // The command.
 
     fn start_command(&mut self, token: i64) -> Result<()> {
-        let has_terminal = self.terminal.is_ours_alone();
-        let mut command = Command::new(SELF);
-        command.arg0("pg_fence").args(["become", "--parent"]);
+        let has_terminal = self.terminal.is_foreground_alone();
+        let mut command = Command::new(THIS_PROGRAM);
+        command.arg0("pg_fence").args(["exec", "--parent"]);
         command.arg(std::process::id().to_string());
         if has_terminal {
             command.arg("--foreground");
@@ -259,7 +260,11 @@ impl Supervisor {
         if let Some(cgroup) = &self.cgroup {
             command.arg("--cgroup").arg(cgroup.path());
         }
-        command.arg("--").args(&self.options.command).process_group(0).env(MARK, &self.mark);
+        command
+            .arg("--")
+            .args(&self.options.command)
+            .process_group(0)
+            .env(RUN_ID_VARIABLE, &self.run_id);
         command.env("PG_FENCE_TOKEN", token.to_string());
         command.env("PG_FENCE_LEASE", self.options.names.join(","));
         if !planted::NO_TOKEN {
@@ -268,8 +273,8 @@ impl Supervisor {
         let child = command.spawn();
         let child = child.map_err(|error| Failure::system("cannot start a process", error))?;
         let group = Pid::from_raw(child.id() as i32);
-        self.keeper.tell(&Order::Started { group: group.as_raw() });
-        self.command = Some(Running {
+        self.renewer.send(&Order::Started { group: group.as_raw() });
+        self.command = Some(RunningCommand {
             group,
             started: Moment::now(),
             status: None,
@@ -280,11 +285,10 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Notes children that have ended or stopped. Orphans that we have adopted are among them.
-    /// Whether there was any.
+    /// Records which children have ended or stopped. Adopted orphans are among them. Returns true if there was any.
     fn reap(&mut self) -> Result<bool> {
         let mut has_reaped = false;
-        // Not by nix: it has no name for a real-time signal, and returns an error instead of the child that died of it.
+        // rustix, because nix has no name for a real-time signal, and returns an error for a child that died of one.
         while let Ok(Some((pid, event))) = wait(WaitOptions::NOHANG | WaitOptions::UNTRACED) {
             let pid = Pid::from_raw(pid.as_raw_pid());
             if let Some(code) = event.exit_status() {
@@ -306,7 +310,8 @@ impl Supervisor {
         }
     }
 
-    /// As a shell's jobs do: with the command we stop, too. The keeper goes on meanwhile, and so the lease is kept.
+    /// Stops this process with the command, so that the shell sees a stopped job. The renewer goes on meanwhile, and so
+    /// the lease is renewed.
     fn has_stopped(&mut self, pid: Pid, signal: i32) -> Result<()> {
         let Some(command) = self.command.as_mut().filter(|command| command.group == pid) else {
             return Ok(());
@@ -314,19 +319,19 @@ impl Supervisor {
         let wants_terminal = match Signal::try_from(signal) {
             Ok(Signal::SIGTTIN | Signal::SIGTTOU) => true,
             Ok(Signal::SIGTSTP) => false,
-            // Somebody froze it on purpose, and will thaw it.
+            // Another process has stopped the command, and will continue it.
             _ => return Ok(()),
         };
         command.is_stopped = true;
         if wants_terminal {
             command.has_terminal = true;
         }
-        if !(wants_terminal && self.terminal.is_ours()) {
+        if !(wants_terminal && self.terminal.is_foreground()) {
             self.terminal.take_back_from(pid);
-            stop_ourselves()?;
+            stop_this_process()?;
         }
-        // It would only be stopped again where it cannot have what it wants.
-        if !wants_terminal || self.terminal.is_ours() {
+        // A command that needs the terminal, and cannot get it, would only be stopped again.
+        if !wants_terminal || self.terminal.is_foreground() {
             self.continue_command();
         }
         Ok(())
@@ -337,54 +342,54 @@ impl Supervisor {
             return;
         };
         command.is_stopped = false;
-        if command.has_terminal && self.terminal.is_ours() {
-            self.terminal.give_to(command.group);
+        if command.has_terminal && self.terminal.is_foreground() {
+            self.terminal.set_foreground(command.group);
         }
         self.signal_command(Signal::SIGCONT);
     }
 
-    /// Its process group, as long as that cannot be another's.
+    /// Signals the command's process group while the command runs. Later the number may be that of another group.
     fn signal_command(&self, signal: Signal) {
         if let Some(command) = self.command.as_ref().filter(|command| command.status.is_none()) {
-            // All of them may be gone already.
+            // This fails if the whole group has ended.
             let _ = killpg(command.group, signal);
         }
     }
 
-    // Signals
+    // Signals.
 
-    fn handle(&mut self, number: u32) -> Result<()> {
+    fn handle_signal(&mut self, number: u32) -> Result<()> {
         let Ok(signal) = Signal::try_from(number as i32) else { return Ok(()) };
         match (signal, &self.phase) {
             (Signal::SIGCHLD, _) => {}
             (Signal::SIGCONT, _) => self.continue_command(),
-            (Signal::SIGTSTP, Phase::Waiting | Phase::Releasing { .. }) => stop_ourselves()?,
+            (Signal::SIGTSTP, Phase::Waiting | Phase::Releasing { .. }) => stop_this_process()?,
             (_, Phase::Running) => self.signal_command(signal),
             (_, Phase::Waiting) => self.release(status::SIGNAL + signal as u8),
-            // It is ending already.
+            // The command is ending already.
             (_, Phase::Ending { .. } | Phase::Done(_)) => {}
-            // A user in a hurry need not wait for a network that does not answer.
+            // The user need not wait for a network that does not answer.
             (_, Phase::Releasing { status, .. }) => self.phase = Phase::Done(*status),
         }
         Ok(())
     }
 
-    // The work that is due
+    // What is due.
 
-    fn go_on(&mut self) -> Result<()> {
+    fn advance(&mut self) -> Result<()> {
         match self.phase {
-            Phase::Waiting if self.keeper.has_ended => {
-                let died = "the process that keeps the lease has died";
+            Phase::Waiting if self.renewer.has_ended => {
+                let died = "the process that renews the lease has died";
                 return Err(Failure::new(status::LOST, died));
             }
-            Phase::Running => self.go_on_running()?,
-            Phase::Ending { status, kill_at } => self.go_on_ending(status, kill_at)?,
-            Phase::Releasing { status, .. } if self.keeper.has_ended => {
+            Phase::Running => self.advance_running()?,
+            Phase::Ending { status, kill_at } => self.advance_ending(status, kill_at)?,
+            Phase::Releasing { status, .. } if self.renewer.has_ended => {
                 self.phase = Phase::Done(status);
             }
             Phase::Releasing { status, until } if until.has_passed() => {
-                // It hangs, or is frozen.
-                let _ = kill(Pid::from_raw(self.keeper.pid), Signal::SIGKILL);
+                // The renewer hangs, or is frozen.
+                let _ = kill(Pid::from_raw(self.renewer.pid), Signal::SIGKILL);
                 self.phase = Phase::Done(status);
             }
             _ => {}
@@ -392,65 +397,66 @@ impl Supervisor {
         Ok(())
     }
 
-    fn go_on_running(&mut self) -> Result<()> {
+    fn advance_running(&mut self) -> Result<()> {
         let lease = self.options.lease();
-        // First of all: a command that ended while we were frozen may have been ended by the keeper.
-        if has_passed(self.lost_at()) {
-            self.lose(&format!("the lease {lease} could not be renewed"));
+        // The deadline is checked first: if this process was frozen, the renewer may have ended the command.
+        if has_passed(self.term_at()) {
+            self.end_as_lost(&format!("the lease {lease} could not be renewed"));
         } else if let Some(status) = self.command.as_ref().and_then(|command| command.status) {
-            match self.left()?.filter(|_| !planted::RELEASE_FIRST) {
+            match self.remaining_processes()?.filter(|_| !planted::RELEASE_FIRST) {
                 None => self.release(status),
                 Some(left) => {
-                    say(&format!("ending what the command has left behind: {}", listed(&left)));
+                    say(&format!("ending what the command has left behind: {}", list_of(&left)));
                     self.end(status);
                 }
             }
-        } else if self.keeper.has_ended {
-            self.lose(&format!("the process that keeps the lease {lease} has died"));
-        } else if has_passed(self.too_long_at()) {
+        } else if self.renewer.has_ended {
+            self.end_as_lost(&format!("the process that renews the lease {lease} has died"));
+        } else if has_passed(self.at_most_end()) {
             say("the command takes longer than --at-most: it is ended");
             self.end(status::TOO_LONG);
         }
         Ok(())
     }
 
-    fn lose(&mut self, why: &str) {
+    fn end_as_lost(&mut self, why: &str) {
         if let Phase::Running = self.phase {
             say(&format!("{why}: the command is ended"));
             self.end(status::LOST);
         }
     }
 
-    /// TERM to all that the command has started, and KILL after the grace, or just before the deadline.
+    /// Sends TERM to all processes of the command. KILL follows after the grace, or just before the deadline.
     fn end(&mut self, status: u8) {
         let after_grace = Moment::now() + self.times.grace;
         let before_deadline = self.deadline.map(|deadline| self.times.kill_at(deadline));
         let kill_at = before_deadline.map_or(after_grace, |moment| moment.min(after_grace));
-        // One that is stopped would not hear of it.
+        // A stopped process would not handle TERM.
         self.signal_all(Signal::SIGTERM);
         self.signal_all(Signal::SIGCONT);
         self.phase = Phase::Ending { status, kill_at };
     }
 
-    fn go_on_ending(&mut self, status: u8, kill_at: Moment) -> Result<()> {
-        // There may be no time to look for processes first.
+    fn advance_ending(&mut self, status: u8, kill_at: Moment) -> Result<()> {
+        // The scan for remaining processes comes later, because there may be no time for it.
         if kill_at.has_passed() && !planted::TERM_ONLY {
             self.signal_all(Signal::SIGKILL);
             self.kill_children()?;
         }
-        match self.left()? {
+        match self.remaining_processes()? {
             None => self.release(status),
-            Some(left) if (kill_at + DYING).has_passed() => {
-                say(&format!("KILL does not end {}: the lease is left to its ttl", listed(&left)));
-                self.keeper.tell(&Order::Leave);
-                self.leave(status);
+            Some(left) if (kill_at + KILL_TIMEOUT).has_passed() => {
+                say(&format!("KILL does not end {}: the lease is left to its ttl", list_of(&left)));
+                self.renewer.send(&Order::LetExpire);
+                self.await_renewer(status);
             }
             Some(_) => {}
         }
         Ok(())
     }
 
-    /// Each once: the process group of the command, at once, and then whatever has left it.
+    /// Signals each process of the command once: first its process group as a whole, then the processes that have left
+    /// the group.
     fn signal_all(&self, signal: Signal) {
         if let (Some(cgroup), Signal::SIGKILL) = (&self.cgroup, signal) {
             cgroup.kill();
@@ -462,14 +468,14 @@ impl Supervisor {
         processes::signal_all(&others, group.map(|(group, _)| group), signal);
     }
 
-    /// All at once, again and again for a little while: what starts another one and ends is gone before it could be looked
-    /// for, but its child has become ours.
+    /// Kills all children of this process, again and again for a short time. A process that starts another one and ends
+    /// is gone before a scan finds it, but then its child is a child of this process.
     fn kill_children(&mut self) -> Result<()> {
         if planted::GROUP_ONLY {
             return Ok(());
         }
-        let until = Moment::now() + LOOK_AGAIN;
-        while let Some(children) = processes::children_but(self.keeper.pid)
+        let until = Moment::now() + SCAN_INTERVAL;
+        while let Some(children) = processes::children_except(self.renewer.pid)
             && !children.is_empty()
             && !until.has_passed()
         {
@@ -483,32 +489,33 @@ impl Supervisor {
 
     fn release(&mut self, status: u8) {
         let own = self.command.as_ref().and_then(|command| command.status);
-        // By a signal, or because there is no such program, it has not failed to connect.
+        // A command that was ended by a signal, or could not be executed, has not failed to connect.
         let has_failed = own == Some(status) && (1..status::NOT_EXECUTABLE).contains(&status);
-        self.keeper.tell(&Order::Release { has_failed });
-        self.leave(status);
+        self.renewer.send(&Order::Release { has_failed });
+        self.await_renewer(status);
     }
 
-    /// The keeper ends by itself. After the deadline there is nothing to give back.
-    fn leave(&mut self, status: u8) {
-        self.keeper.orders = None;
+    /// Waits for the renewer to end. It is killed at the deadline, when there is no lease left to release.
+    fn await_renewer(&mut self, status: u8) {
+        self.renewer.orders = None;
         let until = self.deadline.unwrap_or(Moment::now() + self.times.ttl);
         self.phase = Phase::Releasing { status, until };
     }
 
-    /// The processes left of the command; None where none is. One that is born and gone too fast to be seen leaves its
-    /// child to us, and is waited for: where that has happened meanwhile, the look was not whole.
-    fn left(&mut self) -> Result<Option<Vec<Process>>> {
-        for _ in 0..LOOKS {
+    /// Returns the remaining processes of the command, or None if there are none. A process that starts another one and
+    /// ends too fast for a scan leaves its child to this process, and is reaped. If a child was reaped during a scan,
+    /// the scan is repeated. The list is empty if there is a process that no scan has found.
+    fn remaining_processes(&mut self) -> Result<Option<Vec<Process>>> {
+        for _ in 0..MAX_SCANS {
             self.reap()?;
             let found = self.descendants();
             if !found.is_empty() {
                 return Ok(Some(found));
             }
-            let children = processes::children_but(self.keeper.pid).unwrap_or_default();
+            let children = processes::children_except(self.renewer.pid).unwrap_or_default();
             let is_populated = self.cgroup.as_ref().is_some_and(Cgroup::is_populated);
             if planted::GROUP_ONLY
-                || planted::ONE_LOOK
+                || planted::ONE_SCAN
                 || !self.reap()? && children.is_empty() && !is_populated
             {
                 return Ok(None);
@@ -518,8 +525,8 @@ impl Supervisor {
     }
 
     fn descendants(&self) -> Vec<Process> {
-        let mut all = processes::descendants_but(self.keeper.pid);
-        // One that was started by a descendant of ours is one, unless we were frozen for its birth and its parent's end.
+        let mut all = processes::descendants_except(self.renewer.pid);
+        // The cgroup also has processes whose parent has ended since the list was read.
         let in_cgroup = self.cgroup.iter().flat_map(Cgroup::processes);
         let others: Vec<Process> = in_cgroup.filter(|one| !all.contains(one)).collect();
         all.extend(others);
@@ -531,54 +538,64 @@ impl Supervisor {
     }
 }
 
-impl Keeper {
-    /// The same program with the same arguments, in a process group of its own, which no terminal signals.
-    fn start(mark: &str) -> Result<Keeper> {
+impl RenewerProcess {
+    /// Starts the same program with the same arguments, in its own process group, which the terminal does not signal.
+    fn start(run_id: &str) -> Result<RenewerProcess> {
         let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
-        let mut child = Command::new(SELF)
+        let mut child = Command::new(THIS_PROGRAM)
             .arg0("pg_fence")
-            .arg(crate::KEEPER)
+            .arg(crate::RENEWER)
             .args(arguments)
-            .env(MARK, mark)
+            .env(RUN_ID_VARIABLE, run_id)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .process_group(0)
             .spawn()
             .map_err(|error| Failure::system("cannot start a process", error))?;
         let pipes = child.stdin.take().zip(child.stdout.take());
-        let (orders, told) = pipes.ok_or_else(|| Failure::system("there are no", "pipes"))?;
-        fcntl(&told, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))
+        let (orders, events) = pipes.ok_or_else(|| Failure::system("there are no", "pipes"))?;
+        fcntl(&events, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))
             .map_err(|error| Failure::system("a pipe", error))?;
         let pid = child.id() as i32;
-        Ok(Keeper { pid, orders: Some(orders), told, rest: Vec::new(), has_ended: false })
+        Ok(RenewerProcess {
+            pid,
+            orders: Some(orders),
+            events,
+            partial_line: Vec::new(),
+            has_ended: false,
+        })
     }
 
-    fn tell(&mut self, order: &Order) {
+    fn send(&mut self, order: &Order) {
         let Some(orders) = &mut self.orders else { return };
         if let Ok(line) = serde_json::to_string(order) {
-            // One that is dead is noticed by the end of what it tells.
+            // This fails if the renewer is dead, which is noticed by the end of its events.
             let _ = writeln!(orders, "{line}");
         }
     }
 
-    /// The next message, if one has come.
-    fn next(&mut self) -> Result<Option<Told>> {
+    /// Returns the next event, if one has arrived.
+    fn next_event(&mut self) -> Result<Option<Event>> {
         loop {
-            if let Some(end) = self.rest.iter().position(|byte| *byte == b'\n') {
-                let line: Vec<u8> = self.rest.drain(..=end).collect();
-                let told = serde_json::from_slice(&line);
-                return told.map(Some).map_err(|error| Failure::system("the keeper", error));
+            if let Some(end) = self.partial_line.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = self.partial_line.drain(..=end).collect();
+                let event = serde_json::from_slice(&line);
+                return event
+                    .map(Some)
+                    .map_err(|error| Failure::system("the process that renews the lease", error));
             }
             let mut bytes = [0; 4096];
-            match self.told.read(&mut bytes) {
+            match self.events.read(&mut bytes) {
                 Ok(0) => {
                     self.has_ended = true;
                     return Ok(None);
                 }
-                Ok(count) => self.rest.extend_from_slice(&bytes[..count]),
+                Ok(count) => self.partial_line.extend_from_slice(&bytes[..count]),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(None),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Err(Failure::system("the keeper", error)),
+                Err(error) => {
+                    return Err(Failure::system("the process that renews the lease", error));
+                }
             }
         }
     }
@@ -588,24 +605,24 @@ fn has_passed(moment: Option<Moment>) -> bool {
     moment.is_some_and(Moment::has_passed)
 }
 
-/// As Ctrl-Z does. Where no shell would continue us the kernel lets us go on.
-fn stop_ourselves() -> Result<()> {
+/// Stops this process, as Ctrl-Z does. If no shell could continue it, the kernel does not stop it.
+fn stop_this_process() -> Result<()> {
     let stop: SigSet = [Signal::SIGTSTP].into_iter().collect();
     let system = |error| Failure::system("cannot stop", error);
-    // Unblocked, it comes by the default action before `raise` returns.
+    // The signal is unblocked, so its default action is taken before `raise` returns.
     stop.thread_unblock().map_err(system)?;
     raise(Signal::SIGTSTP).map_err(system)?;
     stop.thread_block().map_err(system)
 }
 
-/// A bit for each signal that this process has been told to ignore.
+/// Returns the mask of the signals that this process ignores, one bit for each.
 fn ignored_signals() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
 }
 
-fn listed(processes: &[Process]) -> String {
+fn list_of(processes: &[Process]) -> String {
     if processes.is_empty() {
         return "processes that start others and end, too fast to be seen".to_owned();
     }

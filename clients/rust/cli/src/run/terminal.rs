@@ -1,10 +1,10 @@
-//! The terminal, if there is one, and whose it is.
+//! The controlling terminal, if there is one, and its foreground process group.
 
 use super::processes;
 use nix::unistd::{Pid, getpgrp, getpid, tcgetpgrp, tcsetpgrp};
 use std::fs::File;
 
-/// The controlling terminal. SIGTTOU must be blocked: we set its foreground from the background, too.
+/// The controlling terminal. SIGTTOU must be blocked, because the foreground is also set from the background.
 pub struct Terminal(Option<File>);
 
 impl Terminal {
@@ -16,30 +16,30 @@ impl Terminal {
         tcgetpgrp(self.0.as_ref()?).ok()
     }
 
-    /// Whether our own process group may read from it now.
-    pub fn is_ours(&self) -> bool {
+    /// Returns true if this process group is in the foreground, and so may read from the terminal.
+    pub fn is_foreground(&self) -> bool {
         self.foreground() == Some(getpgrp())
     }
 
-    /// Whether to hand it to the command at once. Not where others share our process group, as in a pipeline: a
-    /// pager at its end wants the keyboard.
-    pub fn is_ours_alone(&self) -> bool {
+    /// Returns true if this process group is in the foreground and has no other process. Then the command gets the
+    /// terminal at once. In a pipeline it does not: a pager at its end needs the keyboard.
+    pub fn is_foreground_alone(&self) -> bool {
         let group = getpgrp();
-        self.is_ours() && group == getpid() && processes::count_in_group(group.as_raw()) == 1
+        self.is_foreground() && group == getpid() && processes::count_in_group(group.as_raw()) == 1
     }
 
-    /// Makes that process group the one that may read from it.
-    pub fn give_to(&self, group: Pid) {
+    /// Puts the process group in the foreground.
+    pub fn set_foreground(&self, group: Pid) {
         if let Some(terminal) = &self.0 {
-            // A terminal that has hung up belongs to nobody.
+            // This fails if the terminal has hung up. Then there is no foreground.
             let _ = tcsetpgrp(terminal, group);
         }
     }
 
-    /// After the command that had it.
+    /// Puts this process group in the foreground if `group` is there now.
     pub fn take_back_from(&self, group: Pid) {
         if self.foreground() == Some(group) {
-            self.give_to(getpgrp());
+            self.set_foreground(getpgrp());
         }
     }
 }

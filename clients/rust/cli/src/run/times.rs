@@ -12,9 +12,9 @@ use std::time::Duration;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Times {
     pub ttl: Duration,
-    /// From TERM to KILL.
+    /// The time from TERM to KILL.
     pub grace: Duration,
-    /// From KILL to the deadline: the time for the end of the processes.
+    /// The time from KILL to the deadline, in which the processes end.
     reserve: Duration,
 }
 
@@ -41,7 +41,7 @@ impl Times {
 
     /// How long a renewal may take before another connection is tried: the second attempt has the same time before
     /// TERM. The client's deadline is a fiftieth of the ttl earlier.
-    pub fn attempt(&self) -> Duration {
+    pub fn attempt_timeout(&self) -> Duration {
         let beat = self.ttl / BEATS_PER_TTL;
         (self.ttl / 50 * 49 - self.reserve - self.grace - beat) / 2
     }
@@ -56,13 +56,13 @@ impl Times {
         deadline - self.reserve
     }
 
-    /// A little later: when one process of a run does what the other should have done.
+    /// When the renewer kills the command, if the supervisor has not done so by then.
     pub fn enforce_at(&self, deadline: Moment) -> Moment {
         deadline - self.reserve / 2
     }
 
-    /// How long after a loss the other one has to end the command.
-    pub fn patience(&self) -> Duration {
+    /// How long the supervisor has to end the command after a loss, before the renewer kills it.
+    pub fn takeover_delay(&self) -> Duration {
         self.grace + self.reserve / 2
     }
 }
@@ -83,9 +83,9 @@ mod tests {
             assert!(times.kill_at(deadline) < deadline);
             assert!(times.term_at(deadline) <= times.kill_at(deadline));
             assert!(times.term_at(deadline) >= deadline - ttl / 3, "{ttl:?}");
-            let second = ttl / BEATS_PER_TTL + times.attempt() * 2;
+            let second = ttl / BEATS_PER_TTL + times.attempt_timeout() * 2;
             assert!(second <= ttl - times.grace - times.reserve, "{ttl:?}");
-            assert!(times.attempt() >= ttl / 8, "{ttl:?}");
+            assert!(times.attempt_timeout() >= ttl / 8, "{ttl:?}");
         }
     }
 

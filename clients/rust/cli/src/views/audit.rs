@@ -1,4 +1,4 @@
-//! Ways around the fence, and where they were looked for.
+//! The command `audit`: ways around the fence, and the number of tables that were checked.
 
 use super::View;
 use crate::failure::{Failure, Result};
@@ -6,13 +6,13 @@ use crate::{connection, print};
 use clap::Args;
 use tokio_postgres::types::Type;
 
-/// The exit status where there is a hole.
+/// The exit status if there is a hole.
 const HOLE: u8 = 1;
-/// Where nothing was looked at.
+/// The exit status if no table was checked.
 const NOTHING: u8 = 2;
 
-/// The tables that an audit looks at: those of the caller, and each partitioned one once. The edition without a library
-/// writes a trigger function for each table.
+/// The number of tables that an audit checks: those of the caller, with each partitioned table counted once.
+/// pg_fence_lite writes a trigger function for each table.
 const LOOKED_AT: &str = "WITH fenced AS (
         SELECT DISTINCT t.tgrelid FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid JOIN pg_proc p ON p.oid = t.tgfoid
          WHERE (t.tgfoid = to_regprocedure($1) OR p.pronamespace = to_regnamespace('fence_lite'))
@@ -45,7 +45,7 @@ pub fn show(options: &Options, connection: &connection::Options) -> Result<u8> {
         return Ok(HOLE);
     }
     let count: i64 = match &options.relation {
-        // It was, or that would have been an error.
+        // The table was checked: otherwise there would have been an error.
         Some(_) => 1,
         None => view.value(LOOKED_AT, &[(&view.function("fenced()"), Type::TEXT)])?,
     };

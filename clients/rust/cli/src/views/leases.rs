@@ -1,4 +1,4 @@
-//! Leases: who has them; and giving them back, or taking them away.
+//! The commands that show, release and revoke leases.
 
 use super::View;
 use crate::failure::{Failure, Result, status};
@@ -11,7 +11,7 @@ pub struct Options {
     /// Only names that begin with this
     #[arg(value_name = "PREFIX", default_value = "", hide_default_value = true)]
     prefix: String,
-    /// Also those that nobody has
+    /// Also leases that nobody has
     #[arg(short, long)]
     all: bool,
     /// For programs

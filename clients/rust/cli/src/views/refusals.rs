@@ -1,4 +1,4 @@
-//! The latest refused writes.
+//! The command `refusals`: the latest refused writes.
 
 use super::View;
 use crate::failure::Result;

@@ -1,4 +1,4 @@
-//! The state of pg_fence in the database, in one row.
+//! The command `status`: the state of pg_fence in the database, in one row.
 
 use super::View;
 use crate::failure::Result;
@@ -12,12 +12,12 @@ pub struct Options {
     json: bool,
 }
 
-/// All of fence.stats, but for its jumps: those that have been counted are among those that there were.
+/// The columns of fence.stats, without `jumps`: fence_status() has the number of all jumps, counted or not.
 const COUNTED: &str = "stats_reset, grants, tries_lost, waits, wait_time, renewals, renewals_lost, releases, \
      revocations, take_overs, guards, writes_checked, refused_pf001, refused_pf002, refused_pf003, refused_pf004, \
      refused_pf005, refused_pf006, row_claims, row_take_overs";
 
-/// The edition without a library counts nothing.
+/// True unless the database has pg_fence_lite, which has no statistics.
 const IS_COUNTED: &str = "SELECT EXISTS (SELECT FROM pg_extension WHERE extname = 'pg_fence') OR to_regnamespace('fence_lite') IS NULL";
 
 pub fn show(options: &Options, connection: &connection::Options) -> Result<u8> {
@@ -32,7 +32,7 @@ pub fn show(options: &Options, connection: &connection::Options) -> Result<u8> {
     };
     if options.json {
         let rows = view.json(&sql, &[])?;
-        // One row: not as an array.
+        // The single row is shown as an object, not as an array.
         return print(&format!("{}\n", rows.trim_start_matches('[').trim_end_matches(']')));
     }
     let as_text = format!(

@@ -1,9 +1,9 @@
-//! Rows as people read them.
+//! The layout of rows as text.
 
 use crate::printable;
 use tokio_postgres::{Error, Row};
 
-/// Texts in columns, each in one line; what is NULL is empty.
+/// Rows of texts, each text in one line. NULL is an empty text.
 pub struct Table {
     names: Vec<String>,
     rows: Vec<Vec<String>>,
@@ -27,13 +27,13 @@ impl Table {
         self.rows.is_empty()
     }
 
-    /// The texts of a column.
+    /// Returns the texts of a column.
     pub fn column(&self, name: &str) -> Vec<&str> {
         let at = self.names.iter().position(|one| one == name);
         at.map(|at| self.rows.iter().map(|row| row[at].as_str()).collect()).unwrap_or_default()
     }
 
-    /// Row by row, below the names of the columns.
+    /// Returns one line for each row, below the names of the columns.
     pub fn wide(&self) -> String {
         let names = self.names.iter().map(|name| name.to_uppercase().replace('_', " "));
         let lines: Vec<Vec<String>> =
@@ -48,7 +48,7 @@ impl Table {
         lines.iter().map(line).collect()
     }
 
-    /// A line for each value, an empty one between rows.
+    /// Returns one line for each value, with an empty line between rows.
     pub fn tall(&self) -> String {
         let width = self.names.iter().map(String::len).max().unwrap_or(0);
         let row = |row: &Vec<String>| -> String {

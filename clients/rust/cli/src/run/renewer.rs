@@ -1,13 +1,13 @@
 //! The process that holds and renews the lease. It has its own connections to the server.
 //!
-//! Signals are blocked in it, and it is in no terminal's process group: as long as the command runs the lease is
-//! renewed, whatever happens to the supervisor. If the supervisor is frozen or dead, this process ends the command.
+//! The renewer blocks signals and is in no terminal's process group, so that it renews the lease as long as the command
+//! runs, whatever happens to the supervisor. If the supervisor is frozen or dead, the renewer ends the command.
 
-use super::adopted::Adopting;
-use super::ending::{GIVING_UP, end};
-use super::messages::{Order, Said, Told, listen};
+use super::adopted_lease::AdoptedLease;
+use super::messages::{Event, EventSender, Order, receive_orders};
+use super::termination::{CLEANUP_TIMEOUT, terminate};
 use super::times::Times;
-use super::{MARK, Options};
+use super::{Options, RUN_ID_VARIABLE};
 use crate::clock::Moment;
 use crate::connection::Server;
 use crate::failure::{Failure, Result, options_refused, status};
@@ -29,61 +29,62 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// The pause between two attempts to connect, while the database is not available.
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
-pub fn keep(options: Options, times: Times, server: Server) -> Result<u8> {
+/// Acquires the lease and renews it until the command has ended. Failures are reported to the supervisor.
+pub fn renew(options: Options, times: Times, server: Server) -> Result<u8> {
     logger::start();
-    // Not as the file that it was started by, `/proc/self/exe`. It is only for people.
+    // Otherwise `ps` shows `exe`, the name of the file in /proc by which the process was started.
     let _ = set_name(c"pg_fence");
     let runtime = Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| Failure::system("the runtime", error))?;
     runtime.block_on(async {
-        let said = Arc::new(Said::start());
-        let keeper = Keeper {
+        let events = Arc::new(EventSender::start());
+        let renewer = Renewer {
             options,
             times,
             server,
-            orders: listen(),
+            orders: receive_orders(),
             group: None,
             has_failed: false,
-            said: said.clone(),
+            events: events.clone(),
         };
-        keeper.keep().await;
-        said.finish(GIVING_UP);
+        renewer.run().await;
+        events.flush(CLEANUP_TIMEOUT);
     });
     Ok(0)
 }
 
-/// Returns the mark of this run, which no other run on this machine has.
-fn mark() -> String {
-    std::env::var(MARK).unwrap_or_default()
+/// Returns the id of this run, which no other run on this machine has.
+fn run_id() -> String {
+    std::env::var(RUN_ID_VARIABLE).unwrap_or_default()
 }
 
-struct Keeper {
+struct Renewer {
     options: Options,
     times: Times,
     server: Server,
-    /// Orders of the supervisor. `None` comes if the supervisor has died.
+    /// The supervisor's orders. The channel ends if the supervisor dies.
     orders: mpsc::UnboundedReceiver<Order>,
     /// The process group of the command.
     group: Option<i32>,
     /// True if the command ended by itself with a status other than 0.
     has_failed: bool,
-    said: Arc<Said>,
+    events: Arc<EventSender>,
 }
 
-impl Keeper {
-    async fn keep(mut self) {
+impl Renewer {
+    async fn run(mut self) {
         let fence = self.fence();
-        if let Err(Failure { status, message }) = self.try_to_keep(&fence).await {
-            self.said.say(Told::Failed { status, message });
+        if let Err(Failure { status, message }) = self.acquire_and_hold(&fence).await {
+            self.events.send(Event::Failed { status, message });
         }
         if self.has_failed {
-            self.tell_of_refused_options().await;
+            self.report_refused_options().await;
         }
     }
 
-    async fn try_to_keep(&mut self, fence: &Fence) -> Result<()> {
+    async fn acquire_and_hold(&mut self, fence: &Fence) -> Result<()> {
         if let Some(token) = self.options.adopt {
-            return self.keep_adopted(token).await;
+            return self.hold_adopted(token).await;
         }
         if let Some(lease) = self.acquire(fence).await? {
             self.hold(lease).await;
@@ -93,10 +94,10 @@ impl Keeper {
 
     /// Makes the fence, whose renewals are reported to the supervisor from the fence's thread.
     fn fence(&self) -> Fence {
-        let said = self.said.clone();
-        self.server.fence().renew_within(self.times.attempt()).on_event(move |event| {
+        let events = self.events.clone();
+        self.server.fence().renew_within(self.times.attempt_timeout()).on_event(move |event| {
             if event.kind == EventKind::Renewed {
-                said.say(Told::Renewed { deadline: Moment::now() + event.remaining });
+                events.send(Event::Renewed { deadline: Moment::now() + event.remaining });
             }
         })
     }
@@ -110,9 +111,9 @@ impl Keeper {
         // A try without a wait is first: it needs only the shared connection, returns a permanent error at once, and
         // finds the holder that a wait is for.
         let mut is_tried = false;
-        let is_told = self.options.quiet || !stderr().is_terminal();
+        let is_reported = self.options.quiet || !stderr().is_terminal();
         // The last message: the same failure is logged once.
-        let mut told = String::new();
+        let mut reported = String::new();
         let granted = loop {
             let wait = if is_tried { until.remaining() } else { Duration::ZERO };
             let granted = tokio::select! {
@@ -124,7 +125,7 @@ impl Keeper {
                 Ok(lease) => break Ok(Some(lease)),
                 Err(Error::LeaseTaken { holder, remaining, waits_for, .. }) => {
                     let is_over = replace(&mut is_tried, true) || until.has_passed();
-                    if !is_over && is_told {
+                    if !is_over && is_reported {
                         continue;
                     }
                     // If a guard outlives the lease, the message names its process instead of the holder.
@@ -141,15 +142,15 @@ impl Keeper {
             if !failure.is_transient() || until.has_passed() {
                 break Err(failure);
             }
-            if failure.message != told {
+            if failure.message != reported {
                 log::warn!("{failure}: it is tried again");
-                told = failure.message;
+                reported = failure.message;
             }
             tokio::time::sleep(RETRY_INTERVAL.min(until.remaining())).await;
         };
         if let Ok(None) = granted {
             // A grant that comes after that is released.
-            let _ = tokio::time::timeout(GIVING_UP, fence.close()).await;
+            let _ = tokio::time::timeout(CLEANUP_TIMEOUT, fence.close()).await;
         }
         granted
     }
@@ -163,7 +164,7 @@ impl Keeper {
                 let left = Duration::from_secs(left.as_secs().max(1));
                 Some(format!("held by {holder}, for {} more", humantime::format_duration(left)))
             }
-            _ => kept_by(&self.server, &self.options.names, GIVING_UP).await,
+            _ => blocking_transaction(&self.server, &self.options.names, CLEANUP_TIMEOUT).await,
         };
         why.map_or_else(|| plain.clone(), |why| format!("{plain}: {why}"))
     }
@@ -197,14 +198,14 @@ impl Keeper {
     fn holder(&self) -> String {
         let unique = || {
             let host = gethostname().unwrap_or_default();
-            format!("{}/{}", host.to_string_lossy(), mark())
+            format!("{}/{}", host.to_string_lossy(), run_id())
         };
         self.options.holder.clone().unwrap_or_else(unique)
     }
 
     // While the lease is held.
 
-    /// The supervisor's next order, but for the group of the command, which is noted. None is its death.
+    /// Returns the supervisor's next order, or None if the supervisor has died. `Started` is recorded, not returned.
     async fn order(&mut self) -> Option<Order> {
         loop {
             match self.orders.recv().await {
@@ -220,7 +221,8 @@ impl Keeper {
     }
 
     async fn hold(&mut self, lease: Lease) {
-        self.said.say(Told::Granted { token: lease.token(), deadline: Some(deadline_of(&lease)) });
+        self.events
+            .send(Event::Granted { token: lease.token(), deadline: Some(deadline_of(&lease)) });
         let since = Moment::now();
         let watched = lease.clone();
         let mut lost = std::pin::pin!(watched.lost());
@@ -232,24 +234,24 @@ impl Keeper {
                 order = self.order() => break order,
                 loss = &mut lost => {
                     if loss.is_some() {
-                        self.said.say(Told::Lost);
+                        self.events.send(Event::Lost);
                     }
-                    let by = Moment::now() + self.times.patience();
-                    return self.see_it_ended(by.min(enforce_at)).await;
+                    let by = Moment::now() + self.times.takeover_delay();
+                    return self.await_termination(by.min(enforce_at)).await;
                 }
                 // The client reports a loss at the deadline, which is too late to end the command before it. The lease
                 // may have been renewed since.
                 () = sleep_until(enforce_at), if !planted::NO_DEADLINE => {
                     if deadline_of(&lease) <= deadline {
-                        self.said.say(Told::Lost);
-                        return self.see_it_ended(enforce_at).await;
+                        self.events.send(Event::Lost);
+                        return self.await_termination(enforce_at).await;
                     }
                 }
             }
         };
         match order {
             // A drop would release the lease.
-            Some(Order::Leave) => return std::mem::forget(lease),
+            Some(Order::LetExpire) => return std::mem::forget(lease),
             Some(_) => {}
             // The supervisor is dead.
             None => {
@@ -263,12 +265,12 @@ impl Keeper {
         let left = self.options.at_least.map(|least| (since + least).remaining());
         match left.filter(|left| !left.is_zero()) {
             None => drop(lease.release().await),
-            Some(left) => self.leave(lease, left).await,
+            Some(left) => self.let_expire(lease, left).await,
         }
     }
 
     /// Leaves the lease to expire after `left`.
-    async fn leave(&self, lease: Lease, left: Duration) {
+    async fn let_expire(&self, lease: Lease, left: Duration) {
         let renew = self.server.function("lease_renew(n, $2, $3::text::interval)");
         let sql = format!("SELECT {renew} FROM unnest($1::text[]) AS n");
         let renewed = async {
@@ -290,15 +292,15 @@ impl Keeper {
     // A lease that another service grants.
 
     /// Adopts the token again and again. Nothing is released at the end: the service that grants the token ends it.
-    async fn keep_adopted(&mut self, token: i64) -> Result<()> {
+    async fn hold_adopted(&mut self, token: i64) -> Result<()> {
         let (name, server) = (self.options.names[0].clone(), self.server.clone());
         let (limit, holder) = (self.times.ttl / 3, self.holder());
-        let mut adopting = Adopting { server, connected: None, name, token, holder };
-        if !adopting.adopt(self.options.wait, limit).await? {
-            let taken = format!("{} is guarded by an older token", adopting.name);
+        let mut lease = AdoptedLease { server, connected: None, name, token, holder };
+        if !lease.adopt(self.options.wait, limit).await? {
+            let taken = format!("{} is guarded by an older token", lease.name);
             return Err(Failure::new(status::TAKEN, taken));
         }
-        self.said.say(Told::Granted { token, deadline: None });
+        self.events.send(Event::Granted { token, deadline: None });
         loop {
             let look_at = Moment::now() + limit;
             tokio::select! {
@@ -312,26 +314,26 @@ impl Keeper {
                 () = sleep_until(look_at) => {}
             }
             // After a failover the server has to learn the token again.
-            match adopting.adopt(Duration::ZERO, limit).await {
+            match lease.adopt(Duration::ZERO, limit).await {
                 Err(failure) if !failure.is_transient() => {
                     log::warn!("{failure}");
-                    self.said.say(Told::Lost);
-                    self.see_it_ended(Moment::now() + self.times.patience()).await;
+                    self.events.send(Event::Lost);
+                    self.await_termination(Moment::now() + self.times.takeover_delay()).await;
                     return Ok(());
                 }
-                // The server checks what is written; its absence is no loss.
+                // An unavailable server is no loss: the server checks each write.
                 Err(failure) => log::warn!("{failure}"),
                 Ok(_) => {}
             }
         }
     }
 
-    /// Says if a connection like ours is refused because of PGOPTIONS: the command may have failed of that, and its
-    /// error does not say where they come from.
-    async fn tell_of_refused_options(&self) {
-        // Any token will do: nothing is written.
+    /// Reports whether a connection is refused because of PGOPTIONS. The command may have failed for that reason, and
+    /// its own error does not say where the options come from.
+    async fn report_refused_options(&self) {
+        // Any token serves, because nothing is written.
         let Some(options) = self.options.pgoptions(1) else { return };
-        let tried = tokio::time::timeout(GIVING_UP, self.server.try_options(&options)).await;
+        let tried = tokio::time::timeout(CLEANUP_TIMEOUT, self.server.try_options(&options)).await;
         if let Ok(Err(error)) = tried
             && let Some(tries) = options_refused(&error)
         {
@@ -342,8 +344,9 @@ impl Keeper {
         }
     }
 
-    /// It is the supervisor that ends the command. Where it has not by then, it is frozen.
-    async fn see_it_ended(&mut self, by: Moment) {
+    /// Waits until the supervisor has ended the command, and kills the command if that has not happened by `by`: the
+    /// supervisor is frozen then.
+    async fn await_termination(&mut self, by: Moment) {
         let order = tokio::select! {
             biased;
             order = self.order() => order,
@@ -354,9 +357,9 @@ impl Keeper {
         }
     }
 
-    /// Whether nothing is left.
+    /// Ends the command. Returns true if no process is left.
     async fn end(&self, first: Signal, kill_at: Moment) -> bool {
-        end(&mark(), self.group, first, kill_at).await
+        terminate(&run_id(), self.group, first, kill_at).await
     }
 }
 
@@ -374,16 +377,20 @@ fn deadline_of(lease: &Lease) -> Moment {
 }
 
 /// Returns the open transaction that blocks a lease without a holder, or None if it is not visible.
-async fn kept_by(server: &Server, names: &[String], limit: Duration) -> Option<String> {
+async fn blocking_transaction(
+    server: &Server,
+    names: &[String],
+    limit: Duration,
+) -> Option<String> {
     let sql = "SELECT array_to_string(blocking_pids, ', '), state, coalesce(holder, '')
                  FROM fence.leases WHERE name = ANY ($1) AND blocking_pids <> '{}' LIMIT 1";
     let names = names.to_vec();
-    let asked = async {
+    let found = async {
         let connected = server.connect().await.ok()?;
         let rows = connected.query_typed(sql, &[(&names, Type::TEXT_ARRAY)]).await.ok()?;
         let text = |at| rows.first()?.try_get::<_, String>(at).ok();
         let (pids, state, holder) = (text(0)?, text(1)?, text(2)?);
         Some(format!("kept from all by an open transaction (pid {pids}; {state}, {holder})"))
     };
-    tokio::time::timeout(limit, asked).await.ok()?
+    tokio::time::timeout(limit, found).await.ok()?
 }

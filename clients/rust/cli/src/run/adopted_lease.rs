@@ -1,5 +1,5 @@
-//! A lease that another service grants: etcd, ZooKeeper, another database. Its token is registered here. There is no
-//! deadline: the service ends the lease, by ending this command, or by granting a greater token.
+//! A lease that another service grants: etcd, ZooKeeper, another database. The server only registers its token. The
+//! lease has no deadline: the service ends it, by ending this command or by granting a greater token.
 
 use crate::connection::Server;
 use crate::failure::{Failure, Result, status};
@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio_postgres::error::DbError;
 use tokio_postgres::types::Type;
 
-pub struct Adopting {
+pub struct AdoptedLease {
     pub server: Server,
     pub connected: Option<Connected>,
     pub name: String,
@@ -17,7 +17,7 @@ pub struct Adopting {
     pub holder: String,
 }
 
-impl Adopting {
+impl AdoptedLease {
     /// Registers the token, if it is not registered yet. Returns false if a transaction guards an older token, and
     /// still does after `wait`. Fails if the server has not answered `limit` after that.
     pub async fn adopt(&mut self, wait: Duration, limit: Duration) -> Result<bool> {
@@ -51,7 +51,7 @@ impl Adopting {
             Some(error) if error.code().code() == "PF001" => {
                 Failure::new(status::LOST, error.message())
             }
-            // The service has granted the number twice, or one of its holders has misread it.
+            // The service has granted the number twice, or a holder has misread its number.
             Some(error) if error.code().code() == "PF004" => self.taken(error),
             _ => Failure::of_driver(error),
         })

@@ -1,4 +1,4 @@
-//! The last steps of a new process before it becomes the command.
+//! The last steps of a new process before it executes the command.
 
 use super::cgroup::Cgroup;
 use super::terminal::Terminal;
@@ -13,8 +13,8 @@ use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
 
-/// The signals that a supervisor handles; they are blocked in the processes that it starts.
-pub const HANDLED: &[Signal] = &[
+/// The signals that the supervisor handles. They are blocked in the processes that it starts.
+pub const HANDLED_SIGNALS: &[Signal] = &[
     Signal::SIGHUP,
     Signal::SIGINT,
     Signal::SIGQUIT,
@@ -29,10 +29,10 @@ pub const HANDLED: &[Signal] = &[
 
 #[derive(Debug, Clone, Args)]
 pub struct Options {
-    /// The process that started this one
+    /// The pid of the supervisor
     #[arg(long)]
     parent: i32,
-    /// It is to be the one that reads from the terminal
+    /// Put the command in the foreground of the terminal
     #[arg(long)]
     foreground: bool,
     /// The cgroup to enter
@@ -42,21 +42,21 @@ pub struct Options {
     command: Vec<OsString>,
 }
 
-/// Becomes the command. It is in a process group of its own already.
-pub fn start(options: &Options) -> Result<u8> {
-    // Where both processes of the run are killed at once, the command itself dies with them.
+/// Executes the command in this process, which has its own process group already. Returns only if that fails.
+pub fn exec(options: &Options) -> Result<u8> {
+    // If the supervisor and the renewer are killed at the same time, the command dies with the supervisor.
     set_pdeathsig(Signal::SIGKILL).map_err(|error| Failure::system("prctl", error))?;
     if getppid().as_raw() != options.parent {
         return Err(Failure::new(status::LOST, "the supervisor has died"));
     }
     if let Some(cgroup) = &options.cgroup {
-        // Without it the command is looked after as where there are none.
+        // If this fails, the processes of the command are found as on a system without cgroups.
         let _ = Cgroup::enter(cgroup);
     }
     if options.foreground {
-        Terminal::open().give_to(getpid());
+        Terminal::open().set_foreground(getpid());
     }
-    let handled: SigSet = HANDLED.iter().copied().collect();
+    let handled: SigSet = HANDLED_SIGNALS.iter().copied().collect();
     handled.thread_unblock().map_err(|error| Failure::system("the signal mask", error))?;
     let [program, arguments @ ..] = options.command.as_slice() else {
         return Err(Failure::usage("there is no command"));
