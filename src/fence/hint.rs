@@ -3,7 +3,7 @@
 //! A client that writes back every column must not be told of a newer holder if it has only written its own older
 //! value.
 
-use super::plan::Duty;
+use super::plan::Task;
 use super::refusal::RefusedWrite;
 use crate::errors::{literal, quoted};
 use crate::leases::guard;
@@ -14,7 +14,7 @@ use pg_fence_rules::fence::Order;
 
 /// A statement's value for the fence column.
 #[derive(PartialEq, Eq)]
-enum Wrote {
+enum WrittenValue {
     /// The statement does not name the column.
     Nothing,
     /// The statement is a DELETE, which writes no column.
@@ -48,7 +48,7 @@ impl RefusedWrite<'_> {
         }
         let is_guarded = || self.leases().iter().any(|name| guard::token_for(name).is_some());
         let would_land = || self.ambient() >= stored || !is_strict && is_guarded();
-        let wrote_value = !self.plan.is_managed() && self.wrote() == Wrote::Value;
+        let wrote_value = !self.plan.is_managed() && self.written_value() == WrittenValue::Value;
         if wrote_value && stored.is_some() && would_land() {
             return format!(
                 "The statement wrote an older value into column {column}, which counts before the transaction's \
@@ -73,7 +73,7 @@ impl RefusedWrite<'_> {
     /// The hint of PF003. The stored token is `None` if the caller may not read it.
     pub fn hint_of_never_issued(&self, presented: Token, stored: Option<Token>) -> String {
         let next = stored.and_then(|stored| stored.bigint().checked_add(1));
-        if self.wrote() == Wrote::Value && next == Some(presented.bigint()) {
+        if self.written_value() == WrittenValue::Value && next == Some(presented.bigint()) {
             return format!(
                 "It is the row's own token + 1: an object mapper counts column {} as a version of the row. Give it a \
                  version column of its own, and leave this one unmapped, or use managed mode (mode => 'managed').",
@@ -86,12 +86,12 @@ impl RefusedWrite<'_> {
     /// The hint of PF002, for a write without a token. `lease` is the row's lease, if the caller may know it.
     pub fn hint_of_unfenced(&self, lease: Option<&[u8]>) -> String {
         const DO: &str = "In this transaction, SET LOCAL pg_fence.token to the token of your lease, or call lease_guard";
-        let (column, ambient, wrote) = (self.column(), self.ambient(), self.wrote());
+        let (column, ambient, written) = (self.column(), self.ambient(), self.written_value());
         let is_managed = self.plan.is_managed();
-        let what_to_do = match wrote {
-            Wrote::Deletes => format!("{DO}: a DELETE writes no column {column}."),
+        let what_to_do = match written {
+            WrittenValue::Deletes => format!("{DO}: a DELETE writes no column {column}."),
             // A load of rows has no lease to lose.
-            Wrote::Loads => {
+            WrittenValue::Loads => {
                 return format!(
                     "The row brings a fence, and a new row has none yet in column {column}: it would be lost. To load rows with their \
                      fences, have the triggers not fire (pg_restore: the sections pre-data, data, then post-data, or \
@@ -100,7 +100,7 @@ impl RefusedWrite<'_> {
                 );
             }
             // An UPDATE of such a row presents neither the setting nor a guard's token.
-            Wrote::Null if matches!(self.plan.duty, Duty::RowLease { .. }) => {
+            WrittenValue::Null if matches!(self.plan.task, Task::RowLease { .. }) => {
                 return format!(
                     "The statement wrote NULL into column {column}: set it to the token that the row's claim has \
                      returned. A NULL mostly means that the row was lost: stop."
@@ -109,15 +109,15 @@ impl RefusedWrite<'_> {
             _ if is_managed => format!(
                 "Column {column} is managed: whatever a statement writes there is ignored. {DO}."
             ),
-            Wrote::Null if ambient.is_some() => format!(
+            WrittenValue::Null if ambient.is_some() => format!(
                 "The statement wrote NULL into column {column}, which counts before the transaction's own token: \
                  leave the column out, or use managed mode for a client that writes every column back."
             ),
-            Wrote::Null => format!(
+            WrittenValue::Null => format!(
                 "The statement wrote NULL into column {column}: set it to the token of your lease, or SET LOCAL \
                  pg_fence.token."
             ),
-            Wrote::Nothing | Wrote::Value => {
+            WrittenValue::Nothing | WrittenValue::Value => {
                 format!(
                     "Set column {column} to the token of your lease, or SET LOCAL pg_fence.token."
                 )
@@ -126,7 +126,7 @@ impl RefusedWrite<'_> {
         let of_lease = lease.map(literal).map_or_else(String::new, |lease| {
             format!(" The row's lease is {lease}: guard it by lease_guard({lease}, token).")
         });
-        let may_be_replaced = ambient.is_none() && (is_managed || wrote != Wrote::Null);
+        let may_be_replaced = ambient.is_none() && (is_managed || written != WrittenValue::Null);
         let replaced = if may_be_replaced { REPLACED } else { "" };
         format!("{what_to_do}{of_lease}{replaced} {LOST}")
     }
@@ -136,27 +136,27 @@ impl RefusedWrite<'_> {
         quoted(&describe::column_name(self.call, self.plan.column.number))
     }
 
-    fn wrote(&self) -> Wrote {
+    fn written_value(&self) -> WrittenValue {
         let RefusedWrite { call, plan, ref write } = *self;
         let is_named = || write.column_presents() || plan.names_fence(call);
         match (call.event, write.new.flatten()) {
-            (Event::Delete, _) => Wrote::Deletes,
-            (Event::Update, _) if !is_named() => Wrote::Nothing,
+            (Event::Delete, _) => WrittenValue::Deletes,
+            (Event::Update, _) if !is_named() => WrittenValue::Nothing,
             // An INSERT that omits the column looks like one that writes NULL.
-            (Event::Insert, None) => Wrote::Nothing,
-            (_, None) => Wrote::Null,
+            (Event::Insert, None) => WrittenValue::Nothing,
+            (_, None) => WrittenValue::Null,
             (Event::Insert, Some(_)) if plan.insert_allows_no_token() && write.brings_fence() => {
-                Wrote::Loads
+                WrittenValue::Loads
             }
-            (_, Some(_)) => Wrote::Value,
+            (_, Some(_)) => WrittenValue::Value,
         }
     }
 
     /// The token of a guard, or of `pg_fence.token`, that counts where the column presents none. None does for an UPDATE
     /// of a row lease.
     fn ambient(&self) -> Option<Token> {
-        match self.plan.duty {
-            Duty::RowLease { .. } => None,
+        match self.plan.task {
+            Task::RowLease { .. } => None,
             _ => self.leases().ambient(),
         }
     }

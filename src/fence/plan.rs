@@ -14,7 +14,7 @@ use pgrx::pg_sys;
 pub struct Plan {
     /// The fence column.
     pub column: Attribute,
-    pub duty: Duty,
+    pub task: Task,
     pub order: Order,
     /// The template of the rows' leases, if the table is bound.
     pub lease: Option<Binding>,
@@ -34,7 +34,7 @@ pub struct Plan {
 
 /// The task of a trigger.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Duty {
+pub enum Task {
     /// Check the token given in the column, by a guard or in `pg_fence.token`.
     Check,
     /// Check the token presented to a row lease, with its deadline in this column. In managed mode only the setting
@@ -74,21 +74,21 @@ impl Plan {
 
     /// Returns true if a row is created without its lease, even if the session has a token.
     pub fn insert_ignores_token(&self) -> bool {
-        self.duty == Duty::Managed { unfenced_insert: true }
+        self.task == Task::Managed { unfenced_insert: true }
     }
 
     /// Returns true if rows may be inserted without a token, and then get no fence.
     pub fn insert_allows_no_token(&self) -> bool {
-        match self.duty {
-            Duty::Managed { .. } => self.insert_ignores_token() || self.lease.is_none(),
-            Duty::RowLease { .. } => true,
+        match self.task {
+            Task::Managed { .. } => self.insert_ignores_token() || self.lease.is_none(),
+            Task::RowLease { .. } => true,
             _ => false,
         }
     }
 
     /// Returns true if values that a statement writes into the fence column are ignored.
     pub fn is_managed(&self) -> bool {
-        matches!(self.duty, Duty::Managed { .. } | Duty::RowLease { managed: true, .. })
+        matches!(self.task, Task::Managed { .. } | Task::RowLease { managed: true, .. })
     }
 
     /// Parses the trigger's arguments. Errors: 22023, 42703, 42804, 55000.
@@ -104,17 +104,17 @@ impl Plan {
         let column = fence_column(&columns, arguments.fence_column)?;
         let (order, managed) = order(arguments.mode)?;
         let lease = arguments.lease.map(|text| Binding::new(text, &columns)).transpose()?;
-        let duty = match arguments.deadline {
+        let task = match arguments.deadline {
             Some(name) => {
-                Duty::RowLease { deadline: deadline(&columns, name, &arguments)?, managed }
+                Task::RowLease { deadline: deadline(&columns, name, &arguments)?, managed }
             }
-            None => Duty::new(&arguments, managed)?,
+            None => Task::new(&arguments, managed)?,
         };
         statistics::prepare();
         let moves = declaration.on_partition;
         Ok(Plan {
             column,
-            duty,
+            task,
             order,
             lease,
             tokens: tokens::sequence()?,
@@ -171,7 +171,7 @@ fn order(mode: &[u8]) -> Result<(Order, bool), Report> {
     }
 }
 
-impl Duty {
+impl Task {
     fn new(arguments: &TriggerArguments, managed: bool) -> Result<Self, Report> {
         if !arguments.knows_its_events() {
             return Err(errors::bad_trigger_argument(
@@ -186,9 +186,9 @@ impl Duty {
             _ => NullInsert::Never,
         };
         match arguments.verify {
-            None if managed => Ok(Duty::Managed { unfenced_insert }),
-            None => Ok(Duty::Check),
-            Some(b"verify") => Ok(Duty::Verify { null_insert }),
+            None if managed => Ok(Task::Managed { unfenced_insert }),
+            None => Ok(Task::Check),
+            Some(b"verify") => Ok(Task::Verify { null_insert }),
             Some(_) => Err(errors::bad_trigger_argument(
                 "the fifth argument of fenced() can only be verify".into(),
             )),

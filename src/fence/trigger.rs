@@ -4,7 +4,7 @@
 //! are parsed once per statement, and a token is checked against a lease once per transaction.
 
 use super::binding::WriteLeases;
-use super::plan::{Duty, NullInsert, Plan};
+use super::plan::{NullInsert, Plan, Task};
 use super::refusal::{self, RefusedWrite};
 use super::{replica, row_lease, row_moves, written};
 use crate::errors::{self, Report};
@@ -33,14 +33,14 @@ pub fn fenced(args: Args) -> Result<Answer, Report> {
     }
     let plan =
         call.cache(|| Plan::new(&call)).map_err(|report| describe::at_table(report, &call))?;
-    let row = match plan.duty {
-        Duty::Verify { null_insert } => verify(&call, plan, null_insert),
+    let row = match plan.task {
+        Task::Verify { null_insert } => verify(&call, plan, null_insert),
         _ if call.timing != Timing::Before => {
             return Err(errors::misplaced("fenced() must fire BEFORE the write"));
         }
-        Duty::Check => before::<false>(&call, plan),
-        Duty::RowLease { deadline, managed } => row_lease::before(&call, plan, &deadline, managed),
-        Duty::Managed { .. } => before::<true>(&call, plan),
+        Task::Check => before::<false>(&call, plan),
+        Task::RowLease { deadline, managed } => row_lease::before(&call, plan, &deadline, managed),
+        Task::Managed { .. } => before::<true>(&call, plan),
     };
     row.map(Answer::Value).map_err(|report| {
         let report = describe::at_row(report, &call, &plan.column);

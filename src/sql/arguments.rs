@@ -5,7 +5,7 @@ use crate::errors::{self, Report};
 use crate::leases::adopt::Adoption;
 use crate::leases::keep::Pair;
 use crate::leases::request::Request;
-use crate::pg::call::args::{Args, Text, Unfit};
+use crate::pg::call::args::{Args, ArgumentError, Text};
 use crate::pg::session::settings;
 use crate::pg::state::lease_table::{AsOf, LeaseTable};
 use crate::pg::state::role_prefix;
@@ -101,10 +101,10 @@ pub fn names(args: &Args, n: usize) -> Result<Vec<Vec<u8>>, Report> {
     Ok(names)
 }
 
-fn unfit_names(unfit: Unfit, most: usize) -> Report {
-    match unfit {
-        Unfit::TooLong => long_name("names"),
-        Unfit::TooMany => errors::bad_argument(
+fn unfit_names(error: ArgumentError, most: usize) -> Report {
+    match error {
+        ArgumentError::TooLong => long_name("names"),
+        ArgumentError::TooMany => errors::bad_argument(
             "names",
             &format!("names must have at most {most} elements"),
             "Pass the others in another call.",

@@ -90,9 +90,10 @@ impl Args {
 
     /// The bytes of a text argument, in the database's encoding. A text of more than `most` bytes is refused without
     /// being read.
-    pub fn text(&self, n: usize, most: usize) -> Result<Option<Vec<u8>>, Unfit> {
+    pub fn text(&self, n: usize, most: usize) -> Result<Option<Vec<u8>>, ArgumentError> {
         // SAFETY: the SQL declares it as text.
-        let text = |d| unsafe { bytes_within(d, most) }.map(<[u8]>::to_vec).ok_or(Unfit::TooLong);
+        let text =
+            |d| unsafe { bytes_within(d, most) }.map(<[u8]>::to_vec).ok_or(ArgumentError::TooLong);
         self.datum(n).map(text).transpose()
     }
 
@@ -152,24 +153,24 @@ impl Args {
         n: usize,
         most: usize,
         longest: usize,
-    ) -> Result<Option<Vec<Option<Text>>>, Unfit> {
+    ) -> Result<Option<Vec<Option<Text>>>, ArgumentError> {
         // The most bytes that an element takes besides its text: its length word and padding.
         const BESIDE: usize = 7;
         let Some(array) = self.datum(n) else { return Ok(None) };
         let count = self.count(n);
         if count > most {
-            return Err(Unfit::TooMany);
+            return Err(ArgumentError::TooMany);
         }
         let header = ARRAY_HEADER + 8 * pg_sys::MAXDIM as usize + count / 8 + 8;
         // SAFETY: the SQL declares it as text[].
         let texts: Vec<Option<Text>> = unsafe {
             if raw_len(array) > header + count * (longest + BESIDE) {
-                return Err(Unfit::TooLong);
+                return Err(ArgumentError::TooLong);
             }
             elements_of(array, TEXTS).into_iter().map(|text| text.map(Text)).collect()
         };
         match texts.iter().flatten().any(|text| text.bytes().len() > longest) {
-            true => Err(Unfit::TooLong),
+            true => Err(ArgumentError::TooLong),
             false => Ok(Some(texts)),
         }
     }
@@ -177,7 +178,7 @@ impl Args {
 
 /// Why an argument is not read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Unfit {
+pub enum ArgumentError {
     /// The array has too many elements.
     TooMany,
     /// The text, or an element, has too many bytes.

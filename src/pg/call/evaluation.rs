@@ -83,7 +83,7 @@ impl Evaluation {
             let others = answered.range((memory, 0, Vec::new())..).next();
             if others.is_none_or(|(other, _)| other.0 != memory) {
                 let mut memory = PgMemoryContexts::For(memory as pg_sys::MemoryContext);
-                memory.leak_and_drop_on_delete(Forgotten(self.0.0));
+                memory.leak_and_drop_on_delete(ForgetOnDrop(self.0.0));
             }
             answered.insert(self.0, token);
         });
@@ -91,9 +91,9 @@ impl Evaluation {
 }
 
 /// Dropped with the memory context of a query, to drop the query's answers.
-struct Forgotten(usize);
+struct ForgetOnDrop(usize);
 
-impl Drop for Forgotten {
+impl Drop for ForgetOnDrop {
     fn drop(&mut self) {
         ANSWERED.with_borrow_mut(|answered| answered.retain(|key, _| key.0 != self.0));
     }

@@ -25,7 +25,7 @@ use std::ptr::NonNull;
 pub struct RawError(Option<NonNull<pg_sys::ErrorData>>);
 
 /// The errors raised during a piece of work.
-struct MetErrors {
+struct RaisedErrors {
     /// The memory context of the copy.
     memory: pg_sys::MemoryContext,
     /// The copy of the latest error; NULL if there was none.
@@ -41,15 +41,15 @@ pub fn caught<T>(work: impl FnOnce() -> Result<T, Report>) -> Result<T, RawError
     reserve::ensure();
     // SAFETY: reads a global of this thread.
     let memory = unsafe { pg_sys::CurrentMemoryContext };
-    let met = MetErrors { memory, latest: Cell::new(std::ptr::null_mut()) };
+    let raised = RaisedErrors { memory, latest: Cell::new(std::ptr::null_mut()) };
     // Converting an error may raise another one: not every character exists in every encoding.
-    match met.during(|| work().map_err(RawError::of)) {
+    match raised.during(|| work().map_err(RawError::of)) {
         Ok(done) => done,
-        Err(panic) => Err(met.error_of(panic)),
+        Err(panic) => Err(raised.error_of(panic)),
     }
 }
 
-impl MetErrors {
+impl RaisedErrors {
     /// Runs `work`, and copies the latest error that is raised meanwhile.
     fn during<T>(&self, work: impl FnOnce() -> T) -> Result<T, Box<dyn Any + Send>> {
         // SAFETY: the callback is removed before it is dropped; if pgrx catches an error, it removes the callbacks
@@ -82,7 +82,7 @@ impl MetErrors {
         converted.unwrap_or(RawError(None))
     }
 
-    /// The copy of the error of which pgrx made this report, unless another error was met (and served) since.
+    /// The copy of the error of which pgrx made this report, unless another error was raised (and served) since.
     fn copy_of(&self, report: &ErrorReportWithLevel) -> Option<RawError> {
         // SAFETY: NULL or a copy, whose message is NUL-terminated, or NULL.
         let (copy, message) = unsafe {
@@ -96,19 +96,19 @@ impl MetErrors {
 }
 
 /// Called by Postgres for each error and message, before it is raised or sent.
-unsafe extern "C-unwind" fn copy_error(met: *mut c_void) {
+unsafe extern "C-unwind" fn copy_error(raised: *mut c_void) {
     // SAFETY: `during` has passed the argument; the error is on top of Postgres's error stack.
     unsafe {
-        let met = &*met.cast::<MetErrors>();
+        let raised = &*raised.cast::<RaisedErrors>();
         if raw::geterrcode() == encode(SqlState::OutOfMemory) && !reserve::use_up() {
             end_without_memory();
         }
         let before = pg_sys::CurrentMemoryContext;
-        pg_sys::CurrentMemoryContext = met.memory;
+        pg_sys::CurrentMemoryContext = raised.memory;
         let copy = raw::CopyErrorData();
         pg_sys::CurrentMemoryContext = before;
         let is_error = (*copy).elevel >= PgLogLevel::ERROR as c_int;
-        let unwanted = if is_error { met.latest.replace(copy) } else { copy };
+        let unwanted = if is_error { raised.latest.replace(copy) } else { copy };
         if !unwanted.is_null() {
             raw::FreeErrorData(unwanted);
         }
