@@ -146,12 +146,12 @@ pub struct Test {
 /// A step, and the number of its first line.
 struct Step {
     line: usize,
-    only: Only,
-    what: What,
+    condition: Condition,
+    kind: StepKind,
 }
 
 /// The servers on which a step is run.
-enum Only {
+enum Condition {
     Everywhere,
     In(Edition),
     /// A range of major versions of PostgreSQL: from this one on, or up to it.
@@ -159,7 +159,7 @@ enum Only {
     Until(i32),
 }
 
-enum What {
+enum StepKind {
     Each {
         names: Vec<String>,
         /// The cells of each row, with the number of its first line.

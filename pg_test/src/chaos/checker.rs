@@ -14,7 +14,7 @@ mod transaction;
 use super::history::History;
 use super::lease_kind::LeaseKind;
 use super::nemesis::Disturbance;
-use super::record::{Outcome, What};
+use super::record::{Outcome, Purpose};
 use std::collections::HashMap;
 use std::fmt;
 use transaction::Transaction;
@@ -126,32 +126,32 @@ impl Findings {
     }
 
     fn look_at(&mut self, transaction: &Transaction) {
-        let what = transaction.what;
+        let purpose = transaction.purpose;
         if transaction.prepared.is_some() {
             self.count(PREPARED);
         }
         match &transaction.outcome {
-            Some(Outcome::Committed) if what == What::Adopt => self.count(ADOPTIONS),
-            Some(Outcome::Committed) if what.acquires() => {
+            Some(Outcome::Committed) if purpose == Purpose::Adopt => self.count(ADOPTIONS),
+            Some(Outcome::Committed) if purpose.acquires() => {
                 self.count(GRANTS);
                 let kind = LeaseKind::of(transaction.lease);
                 let alone = kind == LeaseKind::Exclusive
-                    || kind == LeaseKind::Shared && what == What::Acquire;
+                    || kind == LeaseKind::Shared && purpose == Purpose::Acquire;
                 if !alone {
                     self.count(SHARED);
                 }
             }
-            Some(Outcome::Committed) if what.writes() => self.count(WRITES),
+            Some(Outcome::Committed) if purpose.writes() => self.count(WRITES),
             // Workers present only tokens that were drawn, and name the fence only with a token.
             Some(Outcome::Refused(state))
-                if what == What::Row && (state == "PF002" || state == "PF003") =>
+                if purpose == Purpose::Row && (state == "PF002" || state == "PF003") =>
             {
                 self.violated(format!(
-                    "worker {} was refused {what:?} with {state}",
+                    "worker {} was refused {purpose:?} with {state}",
                     transaction.worker
                 ));
             }
-            Some(Outcome::Refused(state)) if what == What::Row && state.starts_with("PF") => {
+            Some(Outcome::Refused(state)) if purpose == Purpose::Row && state.starts_with("PF") => {
                 self.count(ROW_REFUSED);
             }
             Some(Outcome::Refused(state)) if state == "PF001" || state == "PF004" => {
@@ -160,7 +160,7 @@ impl Findings {
             // An internal error, or a corrupted table or index.
             Some(Outcome::Refused(why)) if why.starts_with("XX") || is_deadlock_of_leases(why) => {
                 self.violated(format!(
-                    "worker {} was refused {what:?} with {why}",
+                    "worker {} was refused {purpose:?} with {why}",
                     transaction.worker
                 ));
             }

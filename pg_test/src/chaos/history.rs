@@ -1,6 +1,6 @@
 //! The history of a run: workers' records, and traces in the database.
 
-use super::maintenance::{FinishedJob, Upkeep};
+use super::maintenance::{FinishedJob, MaintenanceReport};
 use super::nemesis::{Disturbed, Nemesis};
 use super::record::{self, Record};
 use super::rows::Statement;
@@ -91,7 +91,7 @@ pub struct History {
     /// The disturbances of the run.
     pub disturbances: Vec<Disturbed>,
     /// The maintenance that was done, with its findings.
-    pub upkeep: Upkeep,
+    pub upkeep: MaintenanceReport,
     /// Server processes that crashed by themselves, according to the servers' logs.
     pub crashes: Vec<String>,
     /// Sorted by lease and order.

@@ -98,7 +98,7 @@ pub struct FinishedJob {
 
 /// The result of the maintenance.
 #[derive(Debug, Clone, Default)]
-pub struct Upkeep {
+pub struct MaintenanceReport {
     /// All attempted jobs.
     pub done: Vec<FinishedJob>,
     /// The faults that were found.
@@ -107,7 +107,7 @@ pub struct Upkeep {
 
 /// The administrator, working in the background.
 pub struct Maintenance {
-    threads: Vec<JoinHandle<Result<Upkeep>>>,
+    threads: Vec<JoinHandle<Result<MaintenanceReport>>>,
     over: Arc<AtomicBool>,
     /// True while background work must continue.
     beside: Arc<AtomicBool>,
@@ -131,7 +131,7 @@ impl Maintenance {
                 jobs,
                 rng: StdRng::seed_from_u64(seed ^ 0xDBA),
                 number: 0,
-                upkeep: Upkeep::default(),
+                upkeep: MaintenanceReport::default(),
             };
             std::thread::spawn(move || {
                 while !is_over.load(Ordering::Relaxed) {
@@ -151,11 +151,11 @@ impl Maintenance {
     }
 
     /// Waits for the running job, and checks everything once more.
-    pub fn end(mut self, session: &mut Session) -> Result<Upkeep> {
+    pub fn end(mut self, session: &mut Session) -> Result<MaintenanceReport> {
         self.tell_to_end();
-        let mut upkeep = Upkeep::default();
+        let mut upkeep = MaintenanceReport::default();
         for thread in self.threads.drain(..) {
-            let Upkeep { done, findings } =
+            let MaintenanceReport { done, findings } =
                 thread.join().ok().context("maintenance panicked")??;
             upkeep.done.extend(done);
             upkeep.findings.extend(findings);
@@ -181,7 +181,7 @@ struct Round {
     jobs: Jobs,
     rng: StdRng,
     number: u32,
-    upkeep: Upkeep,
+    upkeep: MaintenanceReport,
 }
 
 /// An attempted job: its statement, the reason if it was not done, and the faults found.

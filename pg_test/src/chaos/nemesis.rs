@@ -2,7 +2,7 @@
 
 use super::instructions::{Activity, Instructions, Leases};
 use super::lease_kind::{LeaseKind, MULTI_HOLDER, adopted};
-use super::maintenance::{self, Maintenance, Upkeep};
+use super::maintenance::{self, Maintenance, MaintenanceReport};
 use super::record::now_us;
 use super::resolver::Resolver;
 use super::servers::Servers;
@@ -208,7 +208,11 @@ impl Nemesis {
 
     /// Lets the workers run and does one disturbance after the other until the time is over. If a PostgreSQL is given,
     /// its programs do maintenance meanwhile.
-    pub fn disturb(&mut self, time: Duration, upkeep: Option<Arc<InstallDir>>) -> Result<Upkeep> {
+    pub fn disturb(
+        &mut self,
+        time: Duration,
+        upkeep: Option<Arc<InstallDir>>,
+    ) -> Result<MaintenanceReport> {
         let instructions = instructions_file(&self.dir);
         let maintenance =
             upkeep.map(|install_dir| Maintenance::start(install_dir, instructions, self.seed));
@@ -223,7 +227,7 @@ impl Nemesis {
         self.end()?;
         let upkeep = match maintenance {
             Some(maintenance) => maintenance.end(&mut self.servers.primary().connect(DATABASE)?)?,
-            None => Upkeep::default(),
+            None => MaintenanceReport::default(),
         };
         self.servers.see_standby_through()?;
         Ok(upkeep)

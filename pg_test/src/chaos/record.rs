@@ -24,7 +24,7 @@ pub fn now_us() -> i64 {
 
 /// The purpose of a transaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum What {
+pub enum Purpose {
     /// Acquire a lease or a slot of it, or reclaim it after a restart.
     Acquire,
     /// Acquire a shared grant.
@@ -47,15 +47,15 @@ pub enum What {
     Lazy,
 }
 
-impl What {
+impl Purpose {
     /// Returns true if the transaction makes a grant.
     pub fn acquires(self) -> bool {
-        matches!(self, What::Acquire | What::Share | What::AcquireAll | What::Adopt)
+        matches!(self, Purpose::Acquire | Purpose::Share | Purpose::AcquireAll | Purpose::Adopt)
     }
 
     /// Returns true if the transaction writes a fenced row.
     pub fn writes(self) -> bool {
-        matches!(self, What::Guarded | What::Bound | What::Free)
+        matches!(self, Purpose::Guarded | Purpose::Bound | Purpose::Free)
     }
 }
 
@@ -94,7 +94,7 @@ pub struct Record {
 pub enum Event {
     /// A transaction is about to begin.
     Request {
-        what: What,
+        purpose: Purpose,
         /// The number of the lease.
         lease: i32,
         /// The second lease, if two are acquired at once.

@@ -1,7 +1,7 @@
 //! The statements of a transaction, and the traces that it leaves in the database.
 
 use super::lease_kind::{LeaseKind, row_of};
-use super::record::{Event, Outcome, TTL_MS, What};
+use super::record::{Event, Outcome, Purpose, TTL_MS};
 use super::resolver;
 use super::worker::{ChaosWorker, HeldLease, OrStop, Stop, Task};
 use crate::client::Rows;
@@ -14,35 +14,35 @@ type Change = Vec<(i32, Option<HeldLease>)>;
 impl ChaosWorker {
     /// Runs the transaction up to its end.
     pub(super) fn run_task(&mut self, task: Task, held: Option<HeldLease>) -> OrStop<Outcome> {
-        if task.what == What::Lazy {
+        if task.purpose == Purpose::Lazy {
             return self.draw_lazily();
         }
-        if task.what == What::Row {
+        if task.purpose == Purpose::Row {
             return self.work_on_rows(task);
         }
         self.sql("BEGIN")?;
         self.think();
-        let change = match (task.what, held) {
-            (What::Acquire | What::Share, _) => self.acquire(task)?,
-            (What::AcquireAll, _) => self.acquire_all(task)?,
-            (What::Adopt, _) => self.adopt_granted(task.lease)?,
-            (What::Release, Some(held)) if LeaseKind::of(task.lease) == LeaseKind::Adopted => {
+        let change = match (task.purpose, held) {
+            (Purpose::Acquire | Purpose::Share, _) => self.acquire(task)?,
+            (Purpose::AcquireAll, _) => self.acquire_all(task)?,
+            (Purpose::Adopt, _) => self.adopt_granted(task.lease)?,
+            (Purpose::Release, Some(held)) if LeaseKind::of(task.lease) == LeaseKind::Adopted => {
                 self.release_adopted(task.lease, held)?
             }
-            (What::Renew, Some(held)) => self.renew(task, held)?,
-            (What::Release, Some(held)) => {
+            (Purpose::Renew, Some(held)) => self.renew(task, held)?,
+            (Purpose::Release, Some(held)) => {
                 self.draw("release", task.lease, held)?;
                 vec![(task.lease, None)]
             }
-            (What::Guarded, Some(held)) => self.write_guarded(task.lease, held)?,
-            (What::Bound, Some(held)) => self.write_bound(task.lease, held)?,
-            (What::Free, Some(held)) => self.write_free(task.lease, held)?,
-            (_, None) | (What::Lazy | What::Row, _) => return Err(Stop::RolledBack),
+            (Purpose::Guarded, Some(held)) => self.write_guarded(task.lease, held)?,
+            (Purpose::Bound, Some(held)) => self.write_bound(task.lease, held)?,
+            (Purpose::Free, Some(held)) => self.write_free(task.lease, held)?,
+            (_, None) | (Purpose::Lazy | Purpose::Row, _) => return Err(Stop::RolledBack),
         };
         if self.rng.random_bool(0.04) {
             return Err(Stop::RolledBack);
         }
-        if task.what.writes() && self.rng.random_bool(0.15) {
+        if task.purpose.writes() && self.rng.random_bool(0.15) {
             return self.end_in_two_phases(task.lease);
         }
         self.write(Event::Commit)?;
@@ -127,7 +127,7 @@ impl ChaosWorker {
         let lease = task.lease;
         let wait = [0, 0, 300, 1200][self.rng.random_range(0..4)];
         let reclaim = self.who.incarnation > 0 && self.rng.random_bool(0.3);
-        let shared = task.what == What::Share;
+        let shared = task.purpose == Purpose::Share;
         let slots = if let LeaseKind::Slots(slots) = LeaseKind::of(lease) { slots } else { 1 };
         let rows = self.sql(&format!(
             "SELECT clock_timestamp(), lease_acquire('job:{lease}', holder => 'worker {}',
@@ -137,8 +137,8 @@ impl ChaosWorker {
         ))?;
         let token = self.seen(&rows[0][1])?;
         let held = HeldLease { token, first: token, shared };
-        let what = if shared { "share" } else { "acquire" };
-        self.note(lease, what, held, &rows[0][0])?;
+        let purpose = if shared { "share" } else { "acquire" };
+        self.note(lease, purpose, held, &rows[0][0])?;
         Ok(vec![(lease, Some(held))])
     }
 
@@ -197,11 +197,11 @@ impl ChaosWorker {
     }
 
     /// Renews or releases (`what`), and returns the new token.
-    fn draw(&mut self, what: &str, lease: i32, held: HeldLease) -> OrStop<i64> {
-        let call = format!("lease_{what}('job:{lease}', {})", held.token);
+    fn draw(&mut self, purpose: &str, lease: i32, held: HeldLease) -> OrStop<i64> {
+        let call = format!("lease_{purpose}('job:{lease}', {})", held.token);
         let rows = self.sql(&format!("SELECT clock_timestamp(), {call}"))?;
         let token = self.seen(&rows[0][1])?;
-        self.note(lease, what, HeldLease { token, ..held }, &rows[0][0])?;
+        self.note(lease, purpose, HeldLease { token, ..held }, &rows[0][0])?;
         Ok(token)
     }
 
@@ -311,7 +311,7 @@ impl ChaosWorker {
     fn note(
         &mut self,
         lease: i32,
-        what: &str,
+        purpose: &str,
         held: HeldLease,
         requested: &Option<String>,
     ) -> OrStop<()> {
@@ -326,7 +326,7 @@ impl ChaosWorker {
         };
         self.sql(&format!(
             "WITH next AS ({next})
-             INSERT INTO grants SELECT {lease}, n, '{what}', {token}, {first}, {}, '{requested}',
+             INSERT INTO grants SELECT {lease}, n, '{purpose}', {token}, {first}, {}, '{requested}',
                     (SELECT max(expires_at) FROM fence.leases
                       WHERE name = 'job:{lease}' AND token = {token})
                FROM next",

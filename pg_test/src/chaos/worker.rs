@@ -3,7 +3,7 @@
 use super::instructions::{Activity, Instructions, Leases};
 use super::lease_kind::{LeaseKind, MULTI_HOLDER, adopted};
 use super::lock_service::LockFiles;
-use super::record::{Claimed, Event, Log, NO_LEASE, Outcome, Record, TTL_MS, What, now_us};
+use super::record::{Claimed, Event, Log, NO_LEASE, Outcome, Purpose, Record, TTL_MS, now_us};
 use crate::client::{Conninfo, Rows, Session};
 use crate::edition;
 use crate::fault::Fault;
@@ -88,7 +88,7 @@ pub(super) type OrStop<T> = std::result::Result<T, Stop>;
 /// The next task.
 #[derive(Clone, Copy)]
 pub(super) struct Task {
-    pub what: What,
+    pub purpose: Purpose,
     pub lease: i32,
     /// The second lease, if two are acquired or renewed together.
     pub also: Option<i32>,
@@ -223,36 +223,38 @@ impl ChaosWorker {
             self.rng.random_range(0..exclusive)
         };
         let session = self.rng.random_bool(0.4) && sessions;
-        let task = |what| Task { what, lease, also: None, session };
+        let task = |purpose| Task { purpose, lease, also: None, session };
         if instructions.activity == Activity::Lazy {
-            return task(What::Lazy);
+            return task(Purpose::Lazy);
         }
         if self.rng.random_range(0..100) < row_share {
-            return Task { lease: NO_LEASE, ..task(What::Row) };
+            return Task { lease: NO_LEASE, ..task(Purpose::Row) };
         }
         let kind = LeaseKind::of(lease);
-        let unguarded = if kind == LeaseKind::Exclusive { What::Free } else { What::Bound };
+        let unguarded = if kind == LeaseKind::Exclusive { Purpose::Free } else { Purpose::Bound };
         let dice = self.rng.random_range(0..100);
         match (self.held.contains_key(&lease), self.lost.contains_key(&lease)) {
             (true, _) => task(match dice {
-                0..32 => What::Guarded,
-                32..52 => What::Bound,
+                0..32 => Purpose::Guarded,
+                32..52 => Purpose::Bound,
                 // For the lock service this is a heartbeat; here it may be another grant.
-                70..87 if kind == LeaseKind::Adopted => What::Adopt,
+                70..87 if kind == LeaseKind::Adopted => Purpose::Adopt,
                 52..70 => unguarded,
-                70..87 => return Task { also: self.acquired_with(lease), ..task(What::Renew) },
-                87..97 => What::Release,
-                _ => What::Lazy,
+                70..87 => return Task { also: self.acquired_with(lease), ..task(Purpose::Renew) },
+                87..97 => Purpose::Release,
+                _ => Purpose::Lazy,
             }),
             // A worker that does not know that it has lost the lease.
-            (false, true) if dice < 12 => task([unguarded, What::Bound, What::Guarded][dice % 3]),
-            _ if kind == LeaseKind::Adopted => task(What::Adopt),
-            _ if kind == LeaseKind::Shared && dice < 80 => task(What::Share),
+            (false, true) if dice < 12 => {
+                task([unguarded, Purpose::Bound, Purpose::Guarded][dice % 3])
+            }
+            _ if kind == LeaseKind::Adopted => task(Purpose::Adopt),
+            _ if kind == LeaseKind::Shared && dice < 80 => task(Purpose::Share),
             _ if kind == LeaseKind::Exclusive && exclusive > 1 && several && dice > 85 => {
                 let also = (lease + self.rng.random_range(1..exclusive)) % exclusive;
-                Task { what: What::AcquireAll, lease, also: Some(also), session }
+                Task { purpose: Purpose::AcquireAll, lease, also: Some(also), session }
             }
-            _ => task(What::Acquire),
+            _ => task(Purpose::Acquire),
         }
     }
 
@@ -269,13 +271,13 @@ impl ChaosWorker {
             }
         }
         let mut task = self.choose(instructions);
-        task.session &= task.what.acquires() && task.what != What::Adopt;
-        let Task { what, lease, also, session } = task;
+        task.session &= task.purpose.acquires() && task.purpose != Purpose::Adopt;
+        let Task { purpose, lease, also, session } = task;
         self.count += 1;
         self.id = self.who.id(self.count);
         let held = self.held.get(&lease).or(self.lost.get(&lease)).copied();
         self.write(Event::Request {
-            what,
+            purpose,
             lease,
             also,
             first: held.map(|held| held.first),
@@ -287,7 +289,7 @@ impl ChaosWorker {
             Err(Stop::Failed(error)) => return Err(error),
             Err(stop) => {
                 let outcome = self.clean_up(&stop);
-                if matches!(&outcome, Outcome::Lost) && !what.acquires()
+                if matches!(&outcome, Outcome::Lost) && !purpose.acquires()
                     || matches!(&outcome, Outcome::Refused(state) if state == "PF004")
                 {
                     self.lose(lease);

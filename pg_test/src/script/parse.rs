@@ -1,6 +1,8 @@
 //! The parser of scenarios.
 
-use super::{Action, Bypass, Finding, Only, Place, ServerStep, Step, Test, Verb, Wanted, What};
+use super::{
+    Action, Bypass, Condition, Finding, Place, ServerStep, Step, StepKind, Test, Verb, Wanted,
+};
 use crate::edition::Edition;
 use crate::markdown::{blocks as blocks_of_code, filled, section};
 use crate::source_tree::source_root;
@@ -119,29 +121,29 @@ fn step(head: &Line, body: &[Line]) -> Result<Step> {
     let (text, line) = (head.text, head.number);
     let (first, rest) = text.split_once(' ').unwrap_or((text, ""));
     let (number, behind) = rest.split_once(' ').unwrap_or((rest, ""));
-    let (only, text) = match (first, number.parse()) {
-        ("full", _) => (Only::In(Edition::Full), rest),
-        ("lite", _) => (Only::In(Edition::Lite), rest),
-        ("from", Ok(major)) => (Only::From(major), behind),
-        ("until", Ok(major)) => (Only::Until(major), behind),
-        _ => (Only::Everywhere, text),
+    let (condition, text) = match (first, number.parse()) {
+        ("full", _) => (Condition::In(Edition::Full), rest),
+        ("lite", _) => (Condition::In(Edition::Lite), rest),
+        ("from", Ok(major)) => (Condition::From(major), behind),
+        ("until", Ok(major)) => (Condition::Until(major), behind),
+        _ => (Condition::Everywhere, text),
     };
     let bypass = text.strip_prefix("owner: ").unwrap_or(text).strip_prefix("bypass ");
-    let what = match (text.strip_prefix("each "), bypass) {
-        _ if text == "at once" => What::AtOnce(at_once(head, body)?),
-        _ if first == "steps" && is_name(rest) => What::Steps(rest.to_owned(), steps(body)?),
-        _ if first == "within" && is_name(rest) => What::Within(rest.to_owned(), steps(body)?),
+    let kind = match (text.strip_prefix("each "), bypass) {
+        _ if text == "at once" => StepKind::AtOnce(at_once(head, body)?),
+        _ if first == "steps" && is_name(rest) => StepKind::Steps(rest.to_owned(), steps(body)?),
+        _ if first == "within" && is_name(rest) => StepKind::Within(rest.to_owned(), steps(body)?),
         (Some(names), _) => each(head, names, body)?,
         (_, Some(built)) => bypass_of(!text.starts_with("owner: "), built, body),
         _ => {
             let lines: Vec<&str> = [text].into_iter().chain(body.iter().map(|l| l.text)).collect();
-            what(&lines.join("\n")).with_context(|| line.to_string())?
+            step_kind(&lines.join("\n")).with_context(|| line.to_string())?
         }
     };
-    Ok(Step { line, only, what })
+    Ok(Step { line, condition, kind })
 }
 
-fn each(head: &Line, names: &str, body: &[Line]) -> Result<What> {
+fn each(head: &Line, names: &str, body: &[Line]) -> Result<StepKind> {
     let names: Vec<String> = names.split(',').map(|name| name.trim().to_owned()).collect();
     ensure!(names.iter().all(|name| is_name(name)), "{}: these are no names", head.number);
     let (mut rows, mut own) = (Vec::new(), Vec::new());
@@ -162,7 +164,7 @@ fn each(head: &Line, names: &str, body: &[Line]) -> Result<What> {
         rows.push((head.number, cells));
     }
     ensure!(!rows.is_empty() && !own.is_empty(), "{}: it needs rows and steps", head.number);
-    Ok(What::Each { names, rows, steps: own })
+    Ok(StepKind::Each { names, rows, steps: own })
 }
 
 fn at_once(head: &Line, body: &[Line]) -> Result<Vec<(String, String)>> {
@@ -178,7 +180,7 @@ fn at_once(head: &Line, body: &[Line]) -> Result<Vec<(String, String)>> {
     Ok(rows)
 }
 
-fn bypass_of(by_admin: bool, built: &str, body: &[Line]) -> What {
+fn bypass_of(by_admin: bool, built: &str, body: &[Line]) -> StepKind {
     let (found, values) = Default::default();
     let mut bypass = Bypass { by_admin, built: built.to_owned(), found, values };
     for line in body {
@@ -194,7 +196,7 @@ fn bypass_of(by_admin: bool, built: &str, body: &[Line]) -> What {
             bypass.built += line.text;
         }
     }
-    What::FencedTable(Some(bypass))
+    StepKind::FencedTable(Some(bypass))
 }
 
 /// Parses `x := text`.
@@ -213,35 +215,35 @@ fn sql_of_page(place: &str) -> Result<String> {
     filled(lines.join("\n").trim_end_matches(';'), |name| Some(format!("${name}")))
 }
 
-fn what(text: &str) -> Result<What> {
+fn step_kind(text: &str) -> Result<StepKind> {
     if let Some((name, value)) = definition(text) {
         let of_page = value.strip_prefix("page ").map(sql_of_page).transpose()?;
-        return Ok(What::Define(name, of_page.unwrap_or(value)));
+        return Ok(StepKind::Define(name, of_page.unwrap_or(value)));
     }
     match text.split_once(' ').unwrap_or((text, "")) {
-        ("fenced", "table") => return Ok(What::FencedTable(None)),
+        ("fenced", "table") => return Ok(StepKind::FencedTable(None)),
         ("clock", seconds) if seconds.parse::<i64>().is_ok() => {
-            return Ok(What::Server(ServerStep::Clock(seconds.parse()?)));
+            return Ok(StepKind::Server(ServerStep::Clock(seconds.parse()?)));
         }
         ("database", rest) => {
             let (name, options) = rest.split_once(' ').unwrap_or((rest, ""));
             ensure!(is_name(name), "this is no name: {name}");
-            return Ok(What::Database(name.to_owned(), options.to_owned()));
+            return Ok(StepKind::Database(name.to_owned(), options.to_owned()));
         }
         (verb, name) if name.is_empty() || is_name(name) => {
             if let Some(verb) = Verb::of(verb) {
-                return Ok(What::Server(ServerStep::Do(verb, name.to_owned())));
+                return Ok(StepKind::Server(ServerStep::Do(verb, name.to_owned())));
             }
         }
         _ => {}
     }
     if let Some(names) = text.strip_prefix("role ") {
         ensure!(names.split_whitespace().all(is_name), "these are no names: {names}");
-        return Ok(What::Roles(names.split_whitespace().map(str::to_owned).collect()));
+        return Ok(StepKind::Roles(names.split_whitespace().map(str::to_owned).collect()));
     }
     let (place, text) = place_of(text);
     if let Some(name) = text.strip_prefix("play ").filter(|name| is_name(name)) {
-        return Ok(What::Play(place, name.to_owned()));
+        return Ok(StepKind::Play(place, name.to_owned()));
     }
     if let Some(shell) = shell(&place, text)? {
         return Ok(shell);
@@ -282,11 +284,11 @@ fn what(text: &str) -> Result<What> {
         (_, wanted) => matches!(wanted, Wanted::Success),
     };
     ensure!(fits, "what must come of it is left out, or there is nothing to come: {text}");
-    Ok(What::Do { place, action, wanted })
+    Ok(StepKind::Do { place, action, wanted })
 }
 
 /// Parses `sh …` and `x = sh …`.
-fn shell(place: &Place, text: &str) -> Result<Option<What>> {
+fn shell(place: &Place, text: &str) -> Result<Option<StepKind>> {
     let (names, rest) = values_of(text).unwrap_or((Vec::new(), text));
     let Some(commands) = rest.strip_prefix("sh ") else { return Ok(None) };
     let (commands, wanted) = match expectation(commands, SHELL_QUOTES)? {
@@ -296,7 +298,7 @@ fn shell(place: &Place, text: &str) -> Result<Option<What>> {
         None if names.is_empty() => (commands, Wanted::Success),
         None => (commands, Wanted::Values(names)),
     };
-    Ok(Some(What::Shell(place.clone(), commands.to_owned(), wanted)))
+    Ok(Some(StepKind::Shell(place.clone(), commands.to_owned(), wanted)))
 }
 
 fn action(statement: &str) -> Result<Action> {

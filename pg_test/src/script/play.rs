@@ -5,7 +5,7 @@ use super::bypass::{self, AuditedDatabase, BOUND, LANDS, TABLE};
 use super::open_session::OpenSession;
 use super::shell::Shell;
 use super::shown::{are, fault_shown, shown};
-use super::{Action, Bypass, Finding, Only, Place, Server, Step, Test, Wanted, What};
+use super::{Action, Bypass, Condition, Finding, Place, Server, Step, StepKind, Test, Wanted};
 use crate::background::{Background, Outcome};
 use crate::cluster::Cluster;
 use crate::database::Database;
@@ -112,19 +112,19 @@ pub fn play(
 impl<'a> Player<'a> {
     fn steps(&mut self, path: &str, steps: &'a [Step]) -> Result<()> {
         for step in steps {
-            let is_for_us = match step.only {
-                Only::Everywhere => true,
-                Only::In(edition) => edition == edition::chosen(),
-                Only::From(first) => self.major()? >= first,
-                Only::Until(last) => self.major()? <= last,
+            let is_for_us = match step.condition {
+                Condition::Everywhere => true,
+                Condition::In(edition) => edition == edition::chosen(),
+                Condition::From(first) => self.major()? >= first,
+                Condition::Until(last) => self.major()? <= last,
             };
             if !is_for_us {
                 continue;
             }
             let at = || format!("{path}:{}", step.line);
             self.at = (path.to_owned(), step.line);
-            match &step.what {
-                What::Each { names, rows, steps } => {
+            match &step.kind {
+                StepKind::Each { names, rows, steps } => {
                     for (line, row) in rows {
                         for (index, (name, cell)) in names.iter().zip(row).enumerate() {
                             self.values.insert(name.clone(), (cell.clone(), true));
@@ -134,9 +134,11 @@ impl<'a> Player<'a> {
                             .with_context(|| format!("{path}:{}: with {row:?}", step.line))?;
                     }
                 }
-                What::Within(name, steps) => self.unblessed(|own| own.within(path, name, steps))?,
-                What::Steps(name, steps) => drop(self.named.insert(name.clone(), steps)),
-                What::Play(place, name) => {
+                StepKind::Within(name, steps) => {
+                    self.unblessed(|own| own.within(path, name, steps))?
+                }
+                StepKind::Steps(name, steps) => drop(self.named.insert(name.clone(), steps)),
+                StepKind::Play(place, name) => {
                     let at = || format!("{path}:{}: {name}", step.line);
                     let steps = *self.named.get(name).with_context(at)?;
                     let before = self.by.clone();
@@ -148,21 +150,25 @@ impl<'a> Player<'a> {
                     self.by = before;
                     played.with_context(at)?;
                 }
-                What::Define(name, text) => {
+                StepKind::Define(name, text) => {
                     let setting = std::env::var("PG_FENCE_RACE_ROUNDS").ok();
                     let text = setting.filter(|_| name == "rounds").unwrap_or(text.clone());
                     self.values.insert(name.clone(), (text, true));
                     self.cells.remove(name);
                 }
-                What::AtOnce(rows) => self.at_once(rows).with_context(at)?,
-                What::Shell(place, text, wanted) => {
+                StepKind::AtOnce(rows) => self.at_once(rows).with_context(at)?,
+                StepKind::Shell(place, text, wanted) => {
                     self.shell(place, text, wanted).with_context(at)?
                 }
-                What::Roles(names) => names.iter().try_for_each(|name| self.role(name))?,
-                What::FencedTable(bypass) => self.fenced_table(bypass.as_ref()).with_context(at)?,
-                What::Server(what) => self.serve(what).with_context(at)?,
-                What::Database(name, options) => self.database(name, options).with_context(at)?,
-                What::Do { place, action, wanted } => {
+                StepKind::Roles(names) => names.iter().try_for_each(|name| self.role(name))?,
+                StepKind::FencedTable(bypass) => {
+                    self.fenced_table(bypass.as_ref()).with_context(at)?
+                }
+                StepKind::Server(what) => self.serve(what).with_context(at)?,
+                StepKind::Database(name, options) => {
+                    self.database(name, options).with_context(at)?
+                }
+                StepKind::Do { place, action, wanted } => {
                     self.act(place, action, wanted).with_context(at)?
                 }
             }
@@ -217,12 +223,12 @@ impl<'a> Player<'a> {
 
     fn end_sessions_of(&mut self, steps: &'a [Step]) -> Result<()> {
         for step in steps {
-            match &step.what {
-                What::Do { place, .. } => {
+            match &step.kind {
+                StepKind::Do { place, .. } => {
                     drop(self.sessions.remove(&self.filled_in(&place.session)?))
                 }
-                What::Each { steps, .. } => self.end_sessions_of(steps)?,
-                What::Play(place, name) => {
+                StepKind::Each { steps, .. } => self.end_sessions_of(steps)?,
+                StepKind::Play(place, name) => {
                     self.sessions.remove(&self.filled_in(&place.session)?);
                     self.end_sessions_of(self.named.get(name).copied().unwrap_or(&[]))?
                 }

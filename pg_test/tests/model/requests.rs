@@ -2,7 +2,7 @@
 //! draws) are modelled in the extension's order.
 
 use crate::server::{LeaseRow, TTL, micros};
-use crate::state::{Change, Early, Op, Phase, State, Transaction};
+use crate::state::{Change, EarlyReads, Op, Phase, State, Transaction};
 use crate::system::{
     GUARD_EXCLUDES, NEVER_REISSUED, NOBODY_KEPT_OUT, NOT_ABANDONED, NOT_EXPIRED, ONE_HOLDER, System,
 };
@@ -14,7 +14,7 @@ use pg_test::rules::{Epoch, Token};
 
 impl System {
     /// Carries out a request. Returns `None` if it waits, or cannot happen within the bounds.
-    pub fn carry_out(&self, state: &mut State, c: usize, op: Op, early: Early) -> Option<()> {
+    pub fn carry_out(&self, state: &mut State, c: usize, op: Op, early: EarlyReads) -> Option<()> {
         match op {
             Op::Acquire => self.acquire(state, c, early),
             Op::Renew | Op::Release => self.change(state, c, op, early),
@@ -40,7 +40,7 @@ impl System {
     }
 
     /// Returns the grant as seen by a request that may check its session's lock now.
-    fn grant(&self, state: &State, early: &Early, row: &LeaseRow) -> Grant {
+    fn grant(&self, state: &State, early: &EarlyReads, row: &LeaseRow) -> Grant {
         row.grant(match early.abandoned {
             Some(abandoned) => abandoned == Some(row.first),
             None => state.server.is_abandoned(&self.protections, row),
@@ -58,7 +58,7 @@ impl System {
         (!takes || state.may_lock(c, mode)).then_some(takes.then_some(mode))
     }
 
-    fn acquire(&self, state: &mut State, c: usize, early: Early) -> Option<()> {
+    fn acquire(&self, state: &mut State, c: usize, early: EarlyReads) -> Option<()> {
         let seen = early.row.clone().unwrap_or_else(|| state.server.data.lease.clone());
         let clock = early.clock.unwrap_or(state.clock);
         let lock = self.lock(state, c, self.protections.grant_lock, ACQUIRE_EXCLUSIVE.mode)?;
@@ -93,9 +93,9 @@ impl System {
     }
 
     /// An acquire that has the lock finds the lease taken: a client must really hold it.
-    fn taken(&self, state: &mut State, early: &Early) -> Option<()> {
+    fn taken(&self, state: &mut State, early: &EarlyReads) -> Option<()> {
         let had = state.server.data.lease.as_ref().is_some_and(|row| state.lives(row));
-        if had || *early != Early::default() {
+        if had || *early != EarlyReads::default() {
             return None;
         }
         state.violate(NOBODY_KEPT_OUT);
@@ -143,7 +143,7 @@ impl System {
     }
 
     /// Returns the committed grant of the client's token.
-    fn own_row(&self, state: &State, early: &Early, token: Token) -> Option<LeaseRow> {
+    fn own_row(&self, state: &State, early: &EarlyReads, token: Token) -> Option<LeaseRow> {
         let row = early.row.as_ref().unwrap_or(&state.server.data.lease);
         row.clone().filter(|row| row.tokens().contains(token))
     }
@@ -152,14 +152,14 @@ impl System {
     fn refuse(&self, state: &mut State, c: usize, row: Option<&LeaseRow>) -> Option<()> {
         let token = state.clients[c].token?;
         let now = micros(state.clock);
-        let grant = row.map(|row| self.grant(state, &Early::default(), row));
+        let grant = row.map(|row| self.grant(state, &EarlyReads::default(), row));
         if !grant.is_some_and(|grant| grant.renewable(token, now)) {
             (state.clients[c].token, state.clients[c].first) = (None, None);
         }
         Some(())
     }
 
-    fn change(&self, state: &mut State, c: usize, op: Op, early: Early) -> Option<()> {
+    fn change(&self, state: &mut State, c: usize, op: Op, early: EarlyReads) -> Option<()> {
         let token = state.clients[c].token?;
         let Some(mut row) = self.own_row(state, &early, token) else {
             return self.refuse(state, c, None);
@@ -199,7 +199,7 @@ impl System {
         Some(())
     }
 
-    fn write_bound(&self, state: &mut State, c: usize, op: Op, early: Early) -> Option<()> {
+    fn write_bound(&self, state: &mut State, c: usize, op: Op, early: EarlyReads) -> Option<()> {
         let by_first = op == Op::WriteBoundByFirst;
         let token = if by_first { state.clients[c].first } else { state.clients[c].token }?;
         if state.is_written(c, |change| matches!(change, Change::Bound(_))) {
@@ -241,7 +241,7 @@ impl System {
     pub fn revoke(&self, state: &mut State) -> Option<()> {
         let nobody = state.clients.len();
         let mut row = state.server.data.lease.clone()?;
-        let phase = self.grant(state, &Early::default(), &row).phase(micros(state.clock));
+        let phase = self.grant(state, &EarlyReads::default(), &row).phase(micros(state.clock));
         (phase == grant::Phase::Held && state.may_lock(nobody, CHANGE.mode)).then_some(())?;
         let closing = self.draw(state)?;
         self.check_rises(state, closing);

@@ -61,7 +61,7 @@ pub enum Change {
 
 /// What a request has read before it holds its locks.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
-pub struct Early {
+pub struct EarlyReads {
     pub token: Option<Token>,
     pub clock: Option<u8>,
     pub row: Option<Option<LeaseRow>>,
@@ -92,7 +92,7 @@ impl Transaction {
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum Phase {
     Idle,
-    Asked(Op, Early),
+    Asked(Op, EarlyReads),
     /// A token is drawn, but not yet visible.
     Drawn(Transaction, Token),
     /// The statement has returned.
@@ -126,7 +126,7 @@ impl Client {
 
 /// How often each bounded event has happened.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
-pub struct Spent {
+pub struct EventCounts {
     pub draws: u8,
     pub crashes: u8,
     pub promotions: u8,
@@ -145,7 +145,7 @@ pub struct State {
     pub clock: u8,
     pub server: Server,
     pub clients: Vec<Client>,
-    pub spent: Spent,
+    pub spent: EventCounts,
     /// The greatest token that any client has seen, in any epoch of the database.
     pub seen: Token,
     /// True if a lease was granted again because a session had ended.

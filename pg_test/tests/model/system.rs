@@ -3,7 +3,7 @@
 use crate::protections::{Bounds, Protections};
 use crate::search::{never, once_more};
 use crate::server::{LeaseRow, Server};
-use crate::state::{Action, Change, Client, Early, Op, Phase, Spent, State};
+use crate::state::{Action, Change, Client, EarlyReads, EventCounts, Op, Phase, State};
 use pg_test::rules::Token;
 use stateright::{Model, Property};
 
@@ -37,9 +37,9 @@ impl System {
     }
 
     /// Returns what a request reads before it holds its locks, if a protection is missing.
-    fn early(&self, state: &mut State, op: Op) -> Option<Early> {
+    fn early(&self, state: &mut State, op: Op) -> Option<EarlyReads> {
         let p = &self.protections;
-        let mut early = Early::default();
+        let mut early = EarlyReads::default();
         if !p.clock_after_lock {
             early.clock = Some(state.clock);
         }
@@ -116,7 +116,7 @@ impl System {
                 let phase = std::mem::replace(&mut state.clients[client].phase, Phase::Idle);
                 let early = match phase {
                     Phase::Asked(_, early) => early,
-                    _ => Early::default(),
+                    _ => EarlyReads::default(),
                 };
                 self.carry_out(state, client, op, early)?;
             }
@@ -203,7 +203,7 @@ impl Model for System {
             clock: 0,
             server: Server::new(self.bounds.standbys),
             clients: (0..self.bounds.clients).map(|i| self.client(i)).collect(),
-            spent: Spent::default(),
+            spent: EventCounts::default(),
             seen: Token::BEFORE_ALL,
             passed_on: false,
             violation: None,

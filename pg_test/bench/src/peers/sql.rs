@@ -158,16 +158,16 @@ impl Sql {
 
     /// The peer at this address.
     pub fn at(self, conninfo: Conninfo) -> Box<dyn Peer> {
-        Box::new(There { sql: self, conninfo })
+        Box::new(SqlPeer { sql: self, conninfo })
     }
 }
 
-struct There {
+struct SqlPeer {
     sql: Sql,
     conninfo: Conninfo,
 }
 
-impl Peer for There {
+impl Peer for SqlPeer {
     fn name(&self) -> String {
         self.sql.name.to_owned()
     }

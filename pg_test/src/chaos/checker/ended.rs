@@ -6,7 +6,7 @@ use super::transaction::Transaction;
 use crate::chaos::history::History;
 use crate::chaos::lease_kind::LeaseKind;
 use crate::chaos::nemesis::Disturbance;
-use crate::chaos::record::What;
+use crate::chaos::record::Purpose;
 use std::collections::HashMap;
 
 /// The first token of a grant with the time and era of an acknowledgement, since a failover may lose it.
@@ -23,9 +23,9 @@ pub fn nothing_is_accepted(
     for transaction in transactions.values() {
         let Some(acknowledged) = transaction.acknowledged else { continue };
         let token = transaction.token.map(|(token, _)| token);
-        let (ends, first) = match transaction.what {
-            What::Release => (&mut releases, transaction.first),
-            what if what.acquires() => (&mut grants, token),
+        let (ends, first) = match transaction.purpose {
+            Purpose::Release => (&mut releases, transaction.first),
+            purpose if purpose.acquires() => (&mut grants, token),
             _ => continue,
         };
         for (lease, first) in transaction.leases().filter_map(|lease| Some((lease, first?))) {

@@ -6,7 +6,7 @@ use super::{Findings, stepped};
 use crate::chaos::history::History;
 use crate::chaos::lease_kind::LeaseKind;
 use crate::chaos::nemesis::Disturbance;
-use crate::chaos::record::{Outcome, TTL_MS, What};
+use crate::chaos::record::{Outcome, Purpose, TTL_MS};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 
@@ -57,7 +57,7 @@ pub fn no_more_than_may(
         all.sort_by_key(|transaction| transaction.requested);
         let grants: Vec<Grant> = all
             .iter()
-            .filter(|transaction| transaction.what.acquires())
+            .filter(|transaction| transaction.purpose.acquires())
             .filter_map(|by| by.token.map(|(first, seen)| Grant { by, first, seen }))
             .collect();
         let mut holds = match LeaseKind::of(lease) {
@@ -90,16 +90,17 @@ fn by_time(history: &History, lease: i32, all: &[&Transaction], grants: &[Grant]
         let relying = relying.get(&grant.first).map_or(&[][..], Vec::as_slice);
         // If the clock went back meanwhile, an expired grant may have been renewed, and the lease was free for a while.
         let without_gap = |t: &Transaction| !stepped(history, acquired.requested, t.ended);
-        for renewed in relying.iter().filter(|t| t.what == What::Renew && committed(t)) {
+        for renewed in relying.iter().filter(|t| t.purpose == Purpose::Renew && committed(t)) {
             if without_gap(renewed) {
                 until = until.max(renewed.requested + TTL_MS * 1000);
             }
         }
         // Whatever its outcome, a release may have been executed.
-        let releases = relying.iter().filter(|t| t.what == What::Release).map(|t| t.requested);
+        let releases =
+            relying.iter().filter(|t| t.purpose == Purpose::Release).map(|t| t.requested);
         until = until.min(releases.min().unwrap_or(i64::MAX));
         // A later incarnation of the worker may have reclaimed the lease.
-        let same = |t: &&&Transaction| t.worker == acquired.worker && t.what.acquires();
+        let same = |t: &&&Transaction| t.worker == acquired.worker && t.purpose.acquires();
         let later = all.partition_point(|t| t.requested <= acquired.requested);
         let again = all[later..].iter().find(same).map(|t| t.requested);
         until = until.min(again.unwrap_or(i64::MAX));
@@ -161,7 +162,7 @@ fn by_guard(history: &History, all: &[&Transaction], grants: &[Grant]) -> Vec<Ho
 
 impl Grant<'_> {
     fn hold(&self) -> Hold {
-        let shared = self.by.what == What::Share;
+        let shared = self.by.purpose == Purpose::Share;
         Hold { first: self.first, shared, worker: self.by.worker, from: 0, until: 0 }
     }
 }

@@ -3,7 +3,7 @@
 use super::transaction::Transaction;
 use super::{Findings, LOST_IN_FAILOVER};
 use crate::chaos::history::History;
-use crate::chaos::record::{Outcome, What};
+use crate::chaos::record::{Outcome, Purpose};
 use std::collections::HashMap;
 
 /// Each acknowledged transaction exists, except at the end of an era cut off by a failover. No uncommitted one exists.
@@ -25,7 +25,7 @@ pub fn nothing_lost(
         era < history.era && latest.get(&era).is_none_or(|latest| *latest < at)
     };
     for (id, transaction) in transactions {
-        if transaction.what == What::Lazy {
+        if transaction.purpose == Purpose::Lazy {
             continue;
         }
         let survives = survivors.contains(id);

@@ -6,7 +6,7 @@ use super::transaction::Transaction;
 use crate::chaos::history::History;
 use crate::chaos::lease_kind::LeaseKind;
 use crate::chaos::nemesis::Disturbance;
-use crate::chaos::record::What;
+use crate::chaos::record::Purpose;
 use std::collections::HashMap;
 
 /// Checks each write that was requested after the answer to a new epoch, under a grant from before, unless the grant
@@ -20,9 +20,9 @@ pub fn invalidated_tokens(
     // The first tokens of the grants that were made or perhaps renewed, with the latest time at which that ended.
     let mut valid_until: HashMap<i64, i64> = HashMap::new();
     for transaction in transactions.values() {
-        let first = match transaction.what {
-            What::Renew => transaction.first,
-            what if what.acquires() => transaction.token.map(|(token, _)| token),
+        let first = match transaction.purpose {
+            Purpose::Renew => transaction.first,
+            purpose if purpose.acquires() => transaction.token.map(|(token, _)| token),
             _ => None,
         };
         if let Some(first) = first {
@@ -30,7 +30,8 @@ pub fn invalidated_tokens(
             *until = (*until).max(transaction.ended);
         }
     }
-    let writes = |t: &&Transaction| matches!(t.what, What::Guarded | What::Bound) && is_accepted(t);
+    let writes =
+        |t: &&Transaction| matches!(t.purpose, Purpose::Guarded | Purpose::Bound) && is_accepted(t);
     for epoch in epochs {
         for write in transactions.values().filter(writes).filter(|t| t.requested > epoch.ended) {
             let Some(first) =

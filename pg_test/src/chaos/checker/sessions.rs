@@ -4,7 +4,7 @@ use super::transaction::Transaction;
 use super::{Findings, PASSED_ON};
 use crate::chaos::history::History;
 use crate::chaos::nemesis::Disturbance;
-use crate::chaos::record::{Event, Record, TTL_MS, What};
+use crate::chaos::record::{Event, Purpose, Record, TTL_MS};
 use std::collections::HashMap;
 
 /// After the end of a session was noticed, no later request is accepted with a token of its grants, and others get the
@@ -28,11 +28,11 @@ pub fn end_their_grants(
             findings.violated(format!("accepted after the end of its session: {transaction:?}"));
         }
     }
-    let acquires = || transactions.values().filter(|t| t.what.acquires() && t.token.is_some());
+    let acquires = || transactions.values().filter(|t| t.purpose.acquires() && t.token.is_some());
     for acquired in acquires().filter(|t| t.session) {
         let first = acquired.token.map_or(0, |(token, _)| token);
         let Some(at) = ended.get(&first) else { continue };
-        let over = |t: &&Transaction| t.what == What::Release && t.first == Some(first);
+        let over = |t: &&Transaction| t.purpose == Purpose::Release && t.first == Some(first);
         let until = acquired.requested + TTL_MS * 1000;
         let revoked = history.disturbances.iter().any(|disturbance| {
             disturbance.kind == Disturbance::Revoke
@@ -55,9 +55,9 @@ pub fn end_their_grants(
 
 /// Returns true if a token of the transaction's grant was accepted.
 pub fn is_accepted(transaction: &Transaction) -> bool {
-    match transaction.what {
-        What::Guarded | What::Bound => transaction.guarded.is_some(),
-        What::Renew | What::Release => transaction.token.is_some(),
+    match transaction.purpose {
+        Purpose::Guarded | Purpose::Bound => transaction.guarded.is_some(),
+        Purpose::Renew | Purpose::Release => transaction.token.is_some(),
         _ => false,
     }
 }

@@ -5,20 +5,20 @@ use super::{
 };
 use crate::chaos::history::{Change, Grant, History, Operation, Row, Run, Write};
 use crate::chaos::nemesis::{Disturbance, Disturbed};
-use crate::chaos::record::{Event, Outcome, Record, What};
+use crate::chaos::record::{Event, Outcome, Purpose, Record};
 use crate::chaos::rows::Statement;
 
 const SECOND: i64 = 1_000_000;
 
-fn request(what: What, lease: i32, first: Option<i64>) -> Event {
-    Event::Request { what, lease, also: None, first, session: false }
+fn request(purpose: Purpose, lease: i32, first: Option<i64>) -> Event {
+    Event::Request { purpose, lease, also: None, first, session: false }
 }
 
 /// The records of a transaction of the worker `id`, from `requested` to `ended`.
-fn records(id: i64, what: What, requested: i64, ended: i64, token: i64) -> Vec<Record> {
+fn records(id: i64, purpose: Purpose, requested: i64, ended: i64, token: i64) -> Vec<Record> {
     let record = |at, event| Record { at, worker: id as u32, era: 0, id, event };
     vec![
-        record(requested, request(what, 0, None)),
+        record(requested, request(purpose, 0, None)),
         record(ended, Event::Token(token)),
         record(ended, Event::End(Outcome::Committed)),
     ]
@@ -37,8 +37,8 @@ fn write(version: i64, token: i64, id: i64) -> Write {
 fn good() -> History {
     let mut history = History {
         records: [
-            records(1, What::Acquire, 0, 10, 1),
-            records(2, What::Acquire, SECOND, SECOND + 20, 2),
+            records(1, Purpose::Acquire, 0, 10, 1),
+            records(2, Purpose::Acquire, SECOND, SECOND + 20, 2),
         ]
         .concat(),
         grants: vec![grant(1, 1, 1), grant(2, 2, 2)],
@@ -123,12 +123,12 @@ fn a_grant_may_end_before_its_time_by_what_was_done_to_it() {
     // The worker's next incarnation has reclaimed the lease and released it.
     let mut history = good();
     too_soon(&mut history);
-    history.records.extend(records(3, What::Acquire, 20, 30, 2));
-    history.records.extend(records(4, What::Release, 40, 50, 3));
+    history.records.extend(records(3, Purpose::Acquire, 20, 30, 2));
+    history.records.extend(records(4, Purpose::Release, 40, 50, 3));
     for record in &mut history.records[6..] {
         record.worker = 1;
     }
-    history.records[9].event = request(What::Release, 0, Some(2));
+    history.records[9].event = request(Purpose::Release, 0, Some(2));
     history.grants.insert(1, grant(2, 2, 3));
     history.grants[2] = grant(3, 3, 2);
     history.records[4].event = Event::Token(4);
@@ -140,7 +140,8 @@ fn a_grant_may_end_before_its_time_by_what_was_done_to_it() {
 fn write_in_a_new_epoch(history: &mut History) {
     let (at, lease) = (2 * SECOND, None);
     history.disturbances.push(Disturbed { kind: Disturbance::NewEpoch, at, ended: at + 10, lease });
-    let write = [request(What::Bound, 0, Some(2)), Event::Guarded, Event::End(Outcome::Committed)];
+    let write =
+        [request(Purpose::Bound, 0, Some(2)), Event::Guarded, Event::End(Outcome::Committed)];
     let record = |(n, event)| Record { at: 3 * SECOND + n, worker: 9, era: 0, id: 9, event };
     history.records.extend((0..).zip(write).map(record));
 }
@@ -150,8 +151,8 @@ fn a_new_epoch_invalidates_what_was_not_renewed() {
     finds("made its token invalid", write_in_a_new_epoch);
     let mut renewed = good();
     write_in_a_new_epoch(&mut renewed);
-    let mut renewal = records(8, What::Renew, 2 * SECOND + 20, 2 * SECOND + 30, 7);
-    renewal[0].event = request(What::Renew, 0, Some(2));
+    let mut renewal = records(8, Purpose::Renew, 2 * SECOND + 20, 2 * SECOND + 30, 7);
+    renewal[0].event = request(Purpose::Renew, 0, Some(2));
     renewed.records.extend(renewal);
     renewed.records.sort_by_key(|record| record.at);
     let violations = check(&renewed).violations;
@@ -178,12 +179,12 @@ fn records_of(id: i64, events: Vec<(i64, Event)>) -> Vec<Record> {
 }
 
 /// The worker `id` acquires a grant with the token `id`, from `requested` to `requested + 10`.
-fn acquired(id: i64, what: What, lease: i32, requested: i64) -> Vec<Record> {
+fn acquired(id: i64, purpose: Purpose, lease: i32, requested: i64) -> Vec<Record> {
     let end = Event::End(Outcome::Committed);
     records_of(
         id,
         vec![
-            (requested, request(what, lease, None)),
+            (requested, request(purpose, lease, None)),
             (requested + 9, Event::Token(id)),
             (requested + 10, end),
         ],
@@ -193,10 +194,10 @@ fn acquired(id: i64, what: What, lease: i32, requested: i64) -> Vec<Record> {
 #[test]
 fn nothing_is_accepted_of_a_grant_that_is_over() {
     // By the grant with that first token, after that time; the other checks have other reasons to pass.
-    let later = |records: &mut Vec<Record>, id, what, first, requested| {
+    let later = |records: &mut Vec<Record>, id, purpose, first, requested| {
         let end = Event::End(Outcome::Committed);
-        let seen = if what == What::Bound { Event::Guarded } else { Event::Token(id) };
-        let request = request(what, 0, Some(first));
+        let seen = if purpose == Purpose::Bound { Event::Guarded } else { Event::Token(id) };
+        let request = request(purpose, 0, Some(first));
         records.extend(records_of(
             id,
             vec![(requested, request), (requested + 1, seen), (requested + 2, end)],
@@ -211,29 +212,29 @@ fn nothing_is_accepted_of_a_grant_that_is_over() {
         violations.violations.iter().filter(|v| v.contains("accepted after")).count()
     };
     let two = good().records;
-    for what in [What::Renew, What::Release, What::Bound] {
+    for purpose in [Purpose::Renew, Purpose::Release, Purpose::Bound] {
         for (first, accepted) in [(1, 1), (2, 0)] {
             let mut records = two.clone();
-            later(&mut records, 5, what, first, 3 * SECOND);
-            assert_eq!(found(&records, None), accepted, "{what:?} by {first}");
+            later(&mut records, 5, purpose, first, 3 * SECOND);
+            assert_eq!(found(&records, None), accepted, "{purpose:?} by {first}");
         }
         let mut records = two.clone();
-        later(&mut records, 4, What::Release, 2, 2 * SECOND);
-        later(&mut records, 5, what, 2, 3 * SECOND);
-        assert_eq!(found(&records, None), 1, "{what:?} after a release");
+        later(&mut records, 4, Purpose::Release, 2, 2 * SECOND);
+        later(&mut records, 5, purpose, 2, 3 * SECOND);
+        assert_eq!(found(&records, None), 1, "{purpose:?} after a release");
         // A release does not wait for the disk.
-        assert_eq!(found(&records, Some(2 * SECOND + 100)), 0, "{what:?} after a crash");
+        assert_eq!(found(&records, Some(2 * SECOND + 100)), 0, "{purpose:?} after a crash");
         for record in &mut records[9..] {
             record.era = 1;
         }
-        assert_eq!(found(&records, None), 0, "{what:?} after a failover");
+        assert_eq!(found(&records, None), 0, "{purpose:?} after a failover");
     }
 }
 
 /// A transaction guards the lease 0 under the grant `first` for three seconds.
 fn guarded(id: i64, first: i64) -> Vec<(i64, Event)> {
     vec![
-        (20, request(What::Guarded, 0, Some(first))),
+        (20, request(Purpose::Guarded, 0, Some(first))),
         (30, Event::Guarded),
         (3 * SECOND, Event::Commit),
         (3 * SECOND + id, Event::End(Outcome::Committed)),
@@ -242,14 +243,14 @@ fn guarded(id: i64, first: i64) -> Vec<(i64, Event)> {
 
 /// The worker `id` adopts the number `id` of the lease 300, and guards it for three seconds.
 fn adopted(id: i64, requested: i64) -> Vec<Record> {
-    let mut records = acquired(id, What::Adopt, 300, requested);
+    let mut records = acquired(id, Purpose::Adopt, 300, requested);
     records[1].event = Event::Adopted(id);
     records
 }
 
 fn guarded_adopted(id: i64, first: i64) -> Vec<Record> {
     let mut events = guarded(id, first);
-    events[0].1 = request(What::Guarded, 300, Some(first));
+    events[0].1 = request(Purpose::Guarded, 300, Some(first));
     records_of(id, events)
 }
 
@@ -282,19 +283,19 @@ fn prepared(id: i64, first: i64, outcome: Outcome) -> Vec<Record> {
 
 #[test]
 fn no_more_have_a_lease_at_once_than_may() {
-    let acquire = |id, requested| acquired(id, What::Acquire, 0, requested);
-    let three = |kinds: [What; 3]| -> Vec<_> {
-        let grant = |(i, what)| acquired(i as i64 + 1, what, 100, i as i64 * 20);
+    let acquire = |id, requested| acquired(id, Purpose::Acquire, 0, requested);
+    let three = |kinds: [Purpose; 3]| -> Vec<_> {
+        let grant = |(i, purpose)| acquired(i as i64 + 1, purpose, 100, i as i64 * 20);
         kinds.into_iter().enumerate().map(grant).collect()
     };
     let of_slots = |lease, number: i64| -> Vec<_> {
-        (1..=number).map(|id| acquired(id, What::Acquire, lease, id * 20)).collect()
+        (1..=number).map(|id| acquired(id, Purpose::Acquire, lease, id * 20)).collect()
     };
-    let mut both = vec![acquire(1, 0), acquired(2, What::Acquire, 1, 20)];
+    let mut both = vec![acquire(1, 0), acquired(2, Purpose::Acquire, 1, 20)];
     let of_two_leases = both.clone();
-    let what = What::AcquireAll;
+    let purpose = Purpose::AcquireAll;
     both[1][0].event =
-        Event::Request { what, lease: 1, also: Some(0), first: None, session: false };
+        Event::Request { purpose, lease: 1, also: Some(0), first: None, session: false };
     let guards = |guard, requested| vec![acquire(1, 0), guard, acquire(2, requested)];
     let ends = |end: Outcome| {
         let mut events = guarded(11, 1);
@@ -308,7 +309,7 @@ fn no_more_have_a_lease_at_once_than_may() {
     let other = vec![adopted(1, 0), adopted(2, 5), guarded_adopted(11, 1), guarded_adopted(12, 2)];
     let late_write = |sent| {
         let committed = Event::End(Outcome::Committed);
-        let request = (50, request(What::Bound, 300, Some(33)));
+        let request = (50, request(Purpose::Bound, 300, Some(33)));
         records_of(
             11,
             vec![request, (60, Event::Guarded), (sent, Event::Commit), (sent + 1, committed)],
@@ -320,14 +321,19 @@ fn no_more_have_a_lease_at_once_than_may() {
     let by_force = [Disturbance::Revoke, Disturbance::StepClock].map(disturbed).to_vec();
     let failover = || vec![disturbed(Disturbance::FailOver)];
     for (what, histories, disturbances, is_found) in [
-        ("three readers", three([What::Share; 3]), none(), false),
+        ("three readers", three([Purpose::Share; 3]), none(), false),
         (
             "a writer after two readers",
-            three([What::Share, What::Share, What::Acquire]),
+            three([Purpose::Share, Purpose::Share, Purpose::Acquire]),
             none(),
             true,
         ),
-        ("a reader after a writer", three([What::Acquire, What::Share, What::Renew]), none(), true),
+        (
+            "a reader after a writer",
+            three([Purpose::Acquire, Purpose::Share, Purpose::Renew]),
+            none(),
+            true,
+        ),
         ("two slots", of_slots(202, 2), none(), false),
         ("three slots", of_slots(203, 3), none(), false),
         ("three of two slots", of_slots(202, 3), none(), true),
@@ -467,40 +473,42 @@ fn a_shared_grant_is_replaced_by_an_exclusive_one_only() {
 }
 
 /// Under a session lease whose end was noticed, the same worker makes this request later.
-fn after_its_session(what: What, then: Event, requested: i64) -> Findings {
-    let mut first = acquired(1, What::Acquire, 0, 0);
+fn after_its_session(purpose: Purpose, then: Event, requested: i64) -> Findings {
+    let mut first = acquired(1, Purpose::Acquire, 0, 0);
     if let Event::Request { session, .. } = &mut first[0].event {
         *session = true;
     }
     let ended = records_of(1, vec![(100, Event::Unlock), (110, Event::SessionEnded(vec![1]))]);
-    let late = records_of(11, vec![(requested, request(what, 0, Some(1))), (requested + 1, then)]);
-    let mut records = [first, ended, late, acquired(2, What::Acquire, 0, 500)].concat();
+    let late =
+        records_of(11, vec![(requested, request(purpose, 0, Some(1))), (requested + 1, then)]);
+    let mut records = [first, ended, late, acquired(2, Purpose::Acquire, 0, 500)].concat();
     records.sort_by_key(|record| record.at);
     check(&History { records, ..History::default() })
 }
 
 #[test]
 fn nothing_is_accepted_after_the_end_of_its_session() {
-    let found = |what, then, requested| {
-        let violations = after_its_session(what, then, requested).violations;
+    let found = |purpose, then, requested| {
+        let violations = after_its_session(purpose, then, requested).violations;
         violations.iter().any(|v| v.contains("after the end of its session"))
     };
-    for what in [What::Guarded, What::Bound] {
-        assert!(found(what, Event::Guarded, 200));
-        assert!(!found(what, Event::Guarded, 105), "it began before");
-        assert!(!found(what, Event::End(Outcome::Refused("PF004".to_owned())), 200));
+    for purpose in [Purpose::Guarded, Purpose::Bound] {
+        assert!(found(purpose, Event::Guarded, 200));
+        assert!(!found(purpose, Event::Guarded, 105), "it began before");
+        assert!(!found(purpose, Event::End(Outcome::Refused("PF004".to_owned())), 200));
     }
-    for what in [What::Renew, What::Release] {
-        assert!(found(what, Event::Token(3), 200));
-        assert!(!found(what, Event::End(Outcome::Lost), 200));
+    for purpose in [Purpose::Renew, Purpose::Release] {
+        assert!(found(purpose, Event::Token(3), 200));
+        assert!(!found(purpose, Event::End(Outcome::Lost), 200));
     }
 }
 
 #[test]
 fn a_lease_passes_on_when_its_session_has_ended() {
-    let findings = after_its_session(What::Renew, Event::End(Outcome::Lost), 200);
+    let findings = after_its_session(Purpose::Renew, Event::End(Outcome::Lost), 200);
     assert_eq!(findings.number(PASSED_ON), 1, "{findings:?}");
-    let mut kept = [acquired(1, What::Acquire, 0, 0), acquired(2, What::Acquire, 0, 500)].concat();
+    let mut kept =
+        [acquired(1, Purpose::Acquire, 0, 0), acquired(2, Purpose::Acquire, 0, 500)].concat();
     let violated = |records: &Vec<Record>| {
         let findings = check(&History { records: records.clone(), ..History::default() });
         findings.violations.iter().any(|v| v.contains("others had it"))

@@ -1,7 +1,7 @@
 //! Transactions, assembled from their records.
 
 use crate::chaos::history::History;
-use crate::chaos::record::{Event, Outcome, What};
+use crate::chaos::record::{Event, Outcome, Purpose};
 use std::collections::HashMap;
 
 /// The request of a transaction, and what is known of its end.
@@ -9,7 +9,7 @@ use std::collections::HashMap;
 pub struct Transaction {
     pub worker: u32,
     pub era: u32,
-    pub what: What,
+    pub purpose: Purpose,
     pub lease: i32,
     pub also: Option<i32>,
     /// The first token of the grant that the transaction relied on.
@@ -61,11 +61,11 @@ pub fn all(history: &History) -> HashMap<i64, Transaction> {
     let mut all: HashMap<i64, Transaction> = HashMap::new();
     for record in &history.records {
         let (worker, era, at) = (record.worker, record.era, record.at);
-        if let Event::Request { what, lease, also, first, session } = record.event {
+        if let Event::Request { purpose, lease, also, first, session } = record.event {
             let new = Transaction {
                 worker,
                 era,
-                what,
+                purpose,
                 lease,
                 also,
                 first,

@@ -17,14 +17,14 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// A version that is updated to the present one.
-struct Earlier {
+struct EarlierVersion {
     version: String,
     /// The scripts of the present version, with the earlier version's script and the update script.
     files: Extension,
 }
 
-impl Earlier {
-    fn all(harness: &Harness) -> Vec<Earlier> {
+impl EarlierVersion {
+    fn all(harness: &Harness) -> Vec<EarlierVersion> {
         let files = harness.extension();
         let version = |name: &String| -> Option<String> {
             Some(name.strip_prefix("pg_fence--")?.strip_suffix(".sql")?.to_owned())
@@ -32,15 +32,15 @@ impl Earlier {
         // An update script's name contains two versions.
         let released = |version: &String| version != VERSION && !version.contains("--");
         let all = files.scripts().keys().filter_map(version).filter(released);
-        let all: Vec<_> = all.map(|version| Earlier { version, files: files.clone() }).collect();
+        let all: Vec<_> = all.map(|version| EarlierVersion { version, files: files.clone() }).collect();
         match all.is_empty() {
-            true => vec![Earlier::made_up(harness)],
+            true => vec![EarlierVersion::made_up(harness)],
             false => all,
         }
     }
 
     /// Returns an invented version: the present one, which then gets more objects.
-    fn made_up(harness: &Harness) -> Earlier {
+    fn made_up(harness: &Harness) -> EarlierVersion {
         let (version, files) = ("0.0.1".to_owned(), harness.extension().clone());
         let ours = format!("pg_fence--{VERSION}.sql");
         let then = files.scripts()[&ours].clone();
@@ -49,7 +49,7 @@ impl Earlier {
             .with_script(format!("pg_fence--{version}.sql"), then)
             .with_script(format!("pg_fence--{version}--{VERSION}.sql"), ADDED.to_owned())
             .with_script(ours, now);
-        Earlier { version, files }
+        EarlierVersion { version, files }
     }
 
     /// Starts a server with all these files.
@@ -87,7 +87,7 @@ const ADDED: &str = "
 
 #[harness_test]
 fn updated_it_is_what_a_fresh_installation_is(harness: &Harness) -> Result<()> {
-    for earlier in Earlier::all(harness) {
+    for earlier in EarlierVersion::all(harness) {
         let server = earlier.server(harness)?;
         server.connect("postgres")?.run("CREATE ROLE guest")?;
         for schema in ["public", "\"My App\""] {
@@ -118,7 +118,7 @@ fn updated_it_is_what_a_fresh_installation_is(harness: &Harness) -> Result<()> {
 
 #[harness_test]
 fn a_dump_of_an_earlier_version_goes_on_in_this_one(harness: &Harness) -> Result<()> {
-    for earlier in Earlier::all(harness) {
+    for earlier in EarlierVersion::all(harness) {
         let server = earlier.server(harness)?;
         let (db, mut session) = earlier.database(&server)?;
         let mut history = History::begin(&mut session)?;
@@ -143,7 +143,7 @@ fn versions(session: &mut Session, sql: &str) -> Result<()> {
 
 #[harness_test]
 fn an_update_changes_nothing_of_what_is_held_fenced_and_granted(harness: &Harness) -> Result<()> {
-    for earlier in Earlier::all(harness) {
+    for earlier in EarlierVersion::all(harness) {
         let server = earlier.server(harness)?;
         let (db, mut session) = earlier.database(&server)?;
         let (app, admin) = (db.role("app")?, db.role("admin")?);

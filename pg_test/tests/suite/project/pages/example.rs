@@ -18,7 +18,7 @@ pub struct Statement {
     pub worker: String,
     pub sql: String,
     /// What is done with its result.
-    pub then: Then,
+    pub then: ResultUse,
     /// True if the statement must be blocked at first.
     pub waits: bool,
     /// The comment lines with the expected answer. If there are none, any answer but an error is accepted.
@@ -27,7 +27,7 @@ pub struct Statement {
 
 /// What is done with a result.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Then {
+pub enum ResultUse {
     /// It is only shown.
     Show,
     /// `\gset`: it is stored under this name.
@@ -103,7 +103,7 @@ fn statements(lines: &[(usize, &str)]) -> Result<Vec<Statement>> {
 }
 
 /// Returns the statement and what is done with its result, if the text is complete.
-fn ended(text: &str) -> Result<Option<(String, Then)>> {
+fn ended(text: &str) -> Result<Option<(String, ResultUse)>> {
     let Some(end) = code(text).find(|(_, c)| matches!(c, ';' | '\\')).map(|(at, _)| at) else {
         return Ok(None);
     };
@@ -113,13 +113,13 @@ fn ended(text: &str) -> Result<Option<(String, Then)>> {
     let is_commented = command.starts_with('\\') && rest.contains("--");
     ensure!(!is_commented, "nothing stands behind {command}: {rest}");
     let then = match command {
-        ";" => Then::Show,
-        r"\gexec" => Then::Run,
+        ";" => ResultUse::Show,
+        r"\gexec" => ResultUse::Run,
         r"\gset" => {
             let (_, name) = sql.rsplit_once(" AS ").context("\\gset needs AS and a name")?;
             // A FROM may follow the name.
             let name = name.split_whitespace().next().context("AS needs a name")?;
-            Then::Keep(name.to_owned())
+            ResultUse::Keep(name.to_owned())
         }
         other => bail!("one statement a line, please: {other}"),
     };

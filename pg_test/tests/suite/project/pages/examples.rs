@@ -1,6 +1,6 @@
 //! Every SQL example of every page gives the result that the page shows. Each page is one test, on its own server.
 
-use super::example::{self, Statement, Then};
+use super::example::{self, Statement, ResultUse};
 use super::page;
 use pg_test::markdown;
 use pg_test::process::{PATIENCE, wait_until};
@@ -129,13 +129,13 @@ impl Page {
 
     fn then(&mut self, statement: &Statement, rows: Rows) -> Result<()> {
         match &statement.then {
-            Then::Show => {}
-            Then::Keep(name) => {
+            ResultUse::Show => {}
+            ResultUse::Keep(name) => {
                 let [row] = &rows[..] else { bail!("\\gset: not one row: {rows:?}") };
                 let [Some(value)] = &row[..] else { bail!("\\gset: not one value: {row:?}") };
                 self.kept.insert(name.clone(), value.clone());
             }
-            Then::Run => {
+            ResultUse::Run => {
                 for sql in rows.into_iter().flatten().flatten() {
                     self.session(&statement.worker)?.run(&sql)?;
                 }

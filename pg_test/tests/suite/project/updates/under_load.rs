@@ -2,7 +2,7 @@
 //! new ones. They exclude each other as if they had the same version, with the earlier SQL objects and then with the
 //! new ones.
 
-use super::Earlier;
+use super::EarlierVersion;
 use pg_test::process::PATIENCE;
 use pg_test::{Calls, Cluster, Conninfo, Context, Harness, Result, Session, ensure, harness_test};
 use std::collections::BTreeMap;
@@ -78,7 +78,7 @@ fn is_from_before(session: &Session) -> Result<bool> {
 
 #[harness_test]
 fn no_increment_and_no_token_is_lost_by_an_update_under_load(harness: &Harness) -> Result<()> {
-    for earlier in Earlier::all(harness) {
+    for earlier in EarlierVersion::all(harness) {
         let server = earlier.server(harness)?;
         if let Some(library) = std::env::var_os(EARLIER_LIBRARY) {
             server.install_dir().install(&earlier.files.clone().with_library(library.into()))?;
@@ -127,7 +127,7 @@ fn no_increment_and_no_token_is_lost_by_an_update_under_load(harness: &Harness) 
 
 /// Replaces the files and updates the extension, with workers active before, between and after the steps.
 fn update_amid(
-    earlier: &Earlier,
+    earlier: &EarlierVersion,
     server: &Cluster,
     admin: &mut Session,
     stop: &AtomicBool,
