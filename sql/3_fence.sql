@@ -89,7 +89,7 @@ COMMENT ON COLUMN fence.table_rule.deadline IS
 -- reports what else needs attention.
 CREATE FUNCTION fence.rule_for(
     relation regclass, fence_column name, mode text, lease text, events text, verify boolean, always boolean, deadline name,
-    ours              oid,                        -- fenced()
+    fenced_oid        oid,                        -- fenced()
     triggers          fence.trigger_arguments[],  -- those of the table, or of all
     leases            fence.lease_template[],     -- the one that is asked for among them
     placeholder_types regtype[],                  -- of columns that may be in the name of a lease
@@ -117,7 +117,7 @@ BEGIN
                bool_or(t.tgname = 'fenced_verify') AS had_verify, bool_or(t.tgenabled = 'A') AS had_always
           FROM unnest(triggers) AS a
           JOIN pg_trigger t ON t.oid = a.trigger
-         WHERE t.tgrelid = relation AND t.tgfoid = ours AND t.tgnargs >= 2
+         WHERE t.tgrelid = relation AND t.tgfoid = fenced_oid AND t.tgnargs >= 2
            AND t.tgname IN ('fenced', 'fenced_truncate', 'fenced_verify')),
 
     -- Arguments that are left out keep the table's present values.
@@ -139,30 +139,30 @@ BEGIN
                CASE WHEN NOT l.is_leased OR had_lease IS NOT NULL THEN had_events END AS kept_events,
                lower(coalesce(mode,
                    CASE WHEN had_mode = 'managed' OR l.is_leased = l.was_leased THEN had_mode END,
-                   CASE WHEN l.is_leased THEN 'monotonic' ELSE 'strict' END)) AS checked_as
+                   CASE WHEN l.is_leased THEN 'monotonic' ELSE 'strict' END)) AS final_mode
           FROM requested a CROSS JOIN LATERAL (
                SELECT bound_to IS NOT NULL OR held_until IS NOT NULL, had_lease IS NOT NULL OR had_deadline IS NOT NULL
           ) AS l (is_leased, was_leased)),
 
     -- The events that are checked. They are not guessed from the existing triggers, some of which may have been
     -- dropped: unless a trigger states that events were chosen, they are all that a fence of this kind checks.
-    fired AS (
-        SELECT j.*, regexp_split_to_array(lower(btrim(coalesce(events, kept_events, 'update,delete,truncate'))),
+    with_events AS (
+        SELECT c.*, regexp_split_to_array(lower(btrim(coalesce(events, kept_events, 'update,delete,truncate'))),
                    '[[:space:]]*,[[:space:]]*')
                || CASE WHEN events IS NULL AND (kept_events IS NULL AND checks_insert OR verifies AND moves)
-                         OR checked_as = 'managed' AND bound_to IS NULL THEN '{insert}'::text[] END AS on_events
-          FROM checked j),
+                         OR final_mode = 'managed' AND bound_to IS NULL THEN '{insert}'::text[] END AS on_events
+          FROM checked c),
 
     -- An INSERT must not fill a managed column either. So the trigger fires on INSERT even if the events lack it, but
     -- then the row needs no lease.
-    attached AS (
-        SELECT f.*, checked_as = 'managed' AND 'insert' <> ALL (on_events) AS unfenced_insert,
+    with_chosen_events AS (
+        SELECT f.*, final_mode = 'managed' AND 'insert' <> ALL (on_events) AS unfenced_insert,
                CASE WHEN NOT (on_events @> '{update,delete,truncate}' AND ('insert' = ANY (on_events)) =
-                              (is_leased OR checked_as = 'managed'))
+                              (is_leased OR final_mode = 'managed'))
                     THEN (SELECT string_agg(DISTINCT e, ',') FROM unnest(on_events) AS e) END AS chosen_events
-          FROM fired f)
+          FROM with_events f)
 
-    SELECT fence_name AS fence_column, checked_as AS mode, bound_to AS lease, on_events AS events, chosen_events,
+    SELECT fence_name AS fence_column, final_mode AS mode, bound_to AS lease, on_events AS events, chosen_events,
            unfenced_insert AS has_unfenced_insert, verifies AS verify, fires_always AS always,
            -- (Citus recreates each trigger on its nodes.)
            ARRAY(SELECT x.name FROM (VALUES ('fenced'::name, unfenced_insert OR on_events && '{insert,update,delete}'),
@@ -172,7 +172,7 @@ BEGIN
            coalesce(had_verify AND NOT verifies OR had_always AND NOT fires_always, false) AS weakened,
            held_until AS deadline
       INTO rule
-      FROM attached;
+      FROM with_chosen_events;
 
     SELECT r.*, n.nspname, c.relname INTO refusal
       FROM (VALUES (1)) AS once
@@ -249,12 +249,12 @@ BEGIN
             (EXISTS (SELECT FROM pg_partition_tree(tree) p JOIN pg_class pc ON pc.oid = p.relid
                       WHERE pc.relkind = 'f' OR pc.relpersistence <> 'p'), '42809',
              'a partition of it is foreign, temporary or unlogged', 'Detach that partition first.', NULL),
-            (EXISTS (SELECT FROM pg_trigger t WHERE t.tgfoid <> ours
+            (EXISTS (SELECT FROM pg_trigger t WHERE t.tgfoid <> fenced_oid
                         AND t.tgname IN ('fenced', 'fenced_truncate', 'fenced_verify')
                         AND t.tgrelid IN (SELECT c.oid UNION SELECT relid FROM pg_partition_tree(tree))),
              '42710', 'another trigger bears the name fenced, fenced_truncate or fenced_verify',
              'Rename that trigger.', NULL),
-            -- the columns (fence_audit reports later changes of the fence column: column_amiss)
+            -- the columns (fence_audit reports later changes of the fence column: fence_column_fault)
             (own.name IS NOT NULL AND f.attnum IS NULL AND c.reloftype <> 0, '42809',
              format('its type has no attribute "%s"', own.name),
              format('ALTER TYPE %s ADD ATTRIBUTE %s %s CASCADE;', c.reloftype::regtype, quote_ident(own.name), own.type), own.name),
@@ -301,7 +301,7 @@ BEGIN
             WHEN EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = relation AND a.attname = rule.fence_column)
              AND (rule.deadline IS NULL
                   OR EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = relation AND a.attname = rule.deadline))
-             AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = relation AND t.tgfoid = ours
+             AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = relation AND t.tgfoid = fenced_oid
                                 AND (t.tgname <> ALL (rule.replaced) OR t.tgconstraint <> 0))
             THEN 'SHARE ROW EXCLUSIVE' ELSE 'ACCESS EXCLUSIVE' END);
         IF table_name <> relation::text THEN
@@ -323,7 +323,7 @@ COMMENT ON FUNCTION fence.rule_for(
 CREATE FUNCTION fence.attach_fence(
     relation       regclass,
     rule           fence.table_rule,
-    ours           oid,                        -- fenced()
+    fenced_oid     oid,                        -- fenced()
     triggers       fence.trigger_arguments[],  -- those of all tables
     leases         fence.lease_template[],     -- the one of the rule among them
     column_comment text,                       -- by which a fence column is known again
@@ -338,21 +338,22 @@ DECLARE
     row_events CONSTANT text[] := rule.events || CASE WHEN rule.has_unfenced_insert THEN '{insert}'::text[] END;
     has_deadline CONSTANT boolean := rule.deadline IS NULL OR EXISTS (
         SELECT FROM pg_attribute a WHERE a.attrelid = relation AND a.attname = rule.deadline);
-    empty CONSTANT text := CASE WHEN rule.chosen_events IS NOT NULL THEN '' END;
+    empty_argument CONSTANT text := CASE WHEN rule.chosen_events IS NOT NULL THEN '' END;
     -- Trigger arguments are positional, so an empty one is passed before verify and the events.
-    lease_argument CONSTANT text := coalesce(rule.lease, CASE WHEN rule.deadline IS NOT NULL THEN '' END, empty);
+    lease_argument CONSTANT text := coalesce(
+        rule.lease, CASE WHEN rule.deadline IS NOT NULL THEN '' END, empty_argument);
     -- A trigger names the columns of its lease by name. The trigger's comment also records their numbers, valid for
     -- this table of this database only: a copy by dump has other numbers.
-    note CONSTANT text := (
+    comment_start CONSTANT text := (
         SELECT format('columns of the lease, by number (pg_fence, of table %s):',
                    left(md5(format('%s/%s/%s', s.system_identifier, d.oid, relation::oid)), 16))
           FROM pg_control_system() AS s, pg_database d WHERE d.datname = current_database());
-    noted CONSTANT text := (
+    present_comment CONSTANT text := (
         SELECT obj_description(t.oid, 'pg_trigger') FROM pg_trigger t
-         WHERE t.tgrelid = relation AND t.tgname = 'fenced' AND t.tgfoid = ours);
+         WHERE t.tgrelid = relation AND t.tgname = 'fenced' AND t.tgfoid = fenced_oid);
     item record;
     added text;
-    others text;
+    sharing_tables text;
 BEGIN
     IF NOT has_column THEN
         EXECUTE format('ALTER TABLE %s ADD COLUMN %I bigint', relation, rule.fence_column);
@@ -401,13 +402,14 @@ BEGIN
            SELECT FROM (SELECT relation UNION SELECT relid FROM pg_partition_tree(relation)) AS parts (part)
             WHERE NOT EXISTS (
                   SELECT FROM pg_trigger t
-                   WHERE t.tgrelid = part AND t.tgfoid = ours AND t.tgtype & 3 = c.level AND t.tgtype & c.event <> 0
+                   WHERE t.tgrelid = part AND t.tgfoid = fenced_oid
+                     AND t.tgtype & 3 = c.level AND t.tgtype & c.event <> 0
                      AND t.tgenabled IN ('O', 'A') AND t.tgqual IS NULL AND t.tgattr::text = ''));
 
     -- Drops all other triggers of the function, made by hand or by an earlier call.
     FOR item IN
         SELECT t.tgname, t.tgrelid::regclass AS rel FROM pg_trigger t
-         WHERE t.tgfoid = ours AND t.tgparentid = 0
+         WHERE t.tgfoid = fenced_oid AND t.tgparentid = 0
            AND t.tgrelid IN (SELECT relation UNION SELECT relid FROM pg_partition_tree(relation))
            AND (t.tgname <> ALL (rule.replaced) OR t.tgconstraint <> 0
                 OR t.tgrelid <> relation AND t.tgname <> 'fenced_truncate')
@@ -418,14 +420,14 @@ BEGIN
     -- Postgres copies a row trigger to every partition, present and future, but not a statement trigger.
     FOR item IN
         SELECT 'fenced' AS tgname, relation AS rel, 'BEFORE' AS at, 'ROW' AS level,
-               array_remove(row_events, 'truncate') AS on_events, lease_argument AS lease, empty AS verify
+               array_remove(row_events, 'truncate') AS on_events, lease_argument AS lease, empty_argument AS verify
          WHERE array_remove(row_events, 'truncate') <> '{}'
         UNION ALL
         SELECT 'fenced_verify', relation, 'AFTER', 'ROW',
                array_remove(array_remove(row_events, 'truncate'), 'delete'), coalesce(lease_argument, ''), 'verify'
          WHERE rule.verify
         UNION ALL
-        SELECT 'fenced_truncate', part, 'BEFORE', 'STATEMENT', '{truncate}', lease_argument, empty
+        SELECT 'fenced_truncate', part, 'BEFORE', 'STATEMENT', '{truncate}', lease_argument, empty_argument
           FROM (SELECT relation UNION SELECT relid FROM pg_partition_tree(relation)) AS parts (part)
          WHERE 'truncate' = ANY (rule.events)
     LOOP
@@ -433,7 +435,7 @@ BEGIN
         EXECUTE format('CREATE %s TRIGGER %I %s %s ON %s FOR EACH %s EXECUTE FUNCTION %s(%s)',
             CASE WHEN item.tgname = ANY (rule.replaced) THEN 'OR REPLACE' END,
             item.tgname, item.at, (SELECT string_agg(DISTINCT e, ' OR ') FROM unnest(item.on_events) AS e),
-            item.rel, item.level, ours::regproc,
+            item.rel, item.level, fenced_oid::regproc,
             concat_ws(', ', quote_literal(rule.fence_column), quote_literal(rule.mode), quote_literal(item.lease),
                 quote_literal(coalesce(rule.deadline, CASE WHEN item.verify IS NOT NULL THEN '' END)),
                 quote_literal(item.verify), quote_literal(rule.chosen_events)));
@@ -442,19 +444,19 @@ BEGIN
         END IF;
         -- The name may belong to another function by now; the trigger has not run yet.
         IF NOT EXISTS (SELECT FROM pg_trigger t
-                        WHERE t.tgrelid = item.rel AND t.tgname = item.tgname AND t.tgfoid = ours) THEN
+                        WHERE t.tgrelid = item.rel AND t.tgname = item.tgname AND t.tgfoid = fenced_oid) THEN
             RAISE EXCEPTION USING ERRCODE = '40001', HINT = 'Call fence_protect again.',
                 MESSAGE = format('cannot fence %s: the trigger function was renamed meanwhile', relation);
         END IF;
     END LOOP;
 
     IF to_regclass('pg_catalog.pg_dist_partition') IS NULL
-       AND (noted LIKE '%(pg_fence, of table %' OR noted IS NULL AND rule.lease IS NOT NULL) THEN
+       AND (present_comment LIKE '%(pg_fence, of table %' OR present_comment IS NULL AND rule.lease IS NOT NULL) THEN
         FOR item IN
             SELECT p.name, a.attname FROM unnest(leases) AS template, unnest(template.columns) AS p (name)
               JOIN pg_attribute a ON a.attrelid = relation AND a.attname <> p.name AND NOT a.attisdropped
-             WHERE template.lease = rule.lease AND starts_with(noted, note)
-               AND strpos(noted || ' ', format(' {%s}=%s ', p.name, a.attnum)) > 0
+             WHERE template.lease = rule.lease AND starts_with(present_comment, comment_start)
+               AND strpos(present_comment || ' ', format(' {%s}=%s ', p.name, a.attnum)) > 0
              ORDER BY a.attnum
         LOOP
             RAISE WARNING USING
@@ -462,8 +464,9 @@ BEGIN
                     relation, item.name, item.attname),
                 HINT = 'From now on the new columns count. Unless that is meant, rename them back and call fence_protect again.';
         END LOOP;
-        IF EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = relation AND t.tgname = 'fenced' AND t.tgfoid = ours) THEN
-            EXECUTE format('COMMENT ON TRIGGER fenced ON %s IS %L', relation, note || (
+        IF EXISTS (SELECT FROM pg_trigger t
+                    WHERE t.tgrelid = relation AND t.tgname = 'fenced' AND t.tgfoid = fenced_oid) THEN
+            EXECUTE format('COMMENT ON TRIGGER fenced ON %s IS %L', relation, comment_start || (
                 SELECT string_agg(format(' {%s}=%s', a.attname, a.attnum), '' ORDER BY a.attnum) FROM pg_attribute a
                  WHERE a.attrelid = relation
                    AND a.attname IN (SELECT p.name FROM unnest(leases) AS template, unnest(template.columns) AS p (name)
@@ -502,15 +505,16 @@ BEGIN
     END LOOP;
 
     -- Schemas of several tenants may be made from one template.
-    SELECT string_agg(DISTINCT c.oid::regclass::text, ', ') INTO others
+    SELECT string_agg(DISTINCT c.oid::regclass::text, ', ') INTO sharing_tables
       FROM unnest(triggers) AS a
       JOIN pg_trigger t ON t.oid = a.trigger AND t.tgparentid = 0
       JOIN pg_class c ON c.oid = t.tgrelid AND c.oid <> relation
       JOIN pg_class own ON own.oid = relation AND own.relname = c.relname
      WHERE a.lease = rule.lease;
-    IF others IS NOT NULL THEN
+    IF sharing_tables IS NOT NULL THEN
         RAISE NOTICE USING
-            MESSAGE = format('%s has leases of the same names as %s: the holder of one holds all', relation, others),
+            MESSAGE = format('%s has leases of the same names as %s: the holder of one holds all', relation,
+                sharing_tables),
             HINT = format('Unless that is meant: SELECT fence_protect(%L, lease => %L); binds it to names of its own.',
                 relation, (SELECT replace(replace(n.nspname, '{', '{{'), '}', '}}') || ':' || rule.lease
                              FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = relation));
@@ -521,9 +525,9 @@ BEGIN
                 WHERE i.inhparent = relation AND NOT c.relispartition
                   AND (array_remove(row_events, 'truncate') = '{}' OR EXISTS (
                        SELECT FROM pg_trigger t
-                        WHERE t.tgrelid = relation AND t.tgfoid = ours AND t.tgtype & 1 = 1 AND NOT EXISTS (
+                        WHERE t.tgrelid = relation AND t.tgfoid = fenced_oid AND t.tgtype & 1 = 1 AND NOT EXISTS (
                               SELECT FROM pg_trigger o
-                               WHERE o.tgrelid = c.oid AND o.tgfoid = ours AND o.tgenabled IN ('O', 'A')
+                               WHERE o.tgrelid = c.oid AND o.tgfoid = fenced_oid AND o.tgenabled IN ('O', 'A')
                                  AND (o.tgname, o.tgtype, o.tgargs) = (t.tgname, t.tgtype, t.tgargs)
                                  AND o.tgqual IS NULL AND o.tgattr::text = '')))) THEN
         RAISE WARNING USING MESSAGE = format('the inheritance children of %s are not fenced with it', relation),
@@ -544,7 +548,7 @@ COMMENT ON FUNCTION fence_unprotect(regclass) IS
 'takes the triggers of pg_fence off a table and its partitions; the fence column stays';
 
 
-CREATE FUNCTION fence.unprotect_table(relation regclass, ours oid) RETURNS void
+CREATE FUNCTION fence.unprotect_table(relation regclass, fenced_oid oid) RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $unprotect_table$
@@ -554,12 +558,12 @@ BEGIN
     -- The lock is taken before pg_partition_tree is called, whose weaker locks would have to be raised: that invites
     -- deadlocks.
     IF EXISTS (SELECT FROM pg_class c WHERE c.oid = relation AND (c.relkind = 'p' OR c.relkind = 'r'
-                  AND EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = c.oid AND t.tgfoid = ours))) THEN
+                  AND EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = c.oid AND t.tgfoid = fenced_oid))) THEN
         EXECUTE format('LOCK TABLE %s IN ACCESS EXCLUSIVE MODE', relation);
     END IF;
     FOR item IN
         SELECT t.tgname, t.tgrelid::regclass AS rel FROM pg_trigger t
-         WHERE t.tgfoid = ours AND t.tgparentid = 0
+         WHERE t.tgfoid = fenced_oid AND t.tgparentid = 0
            AND t.tgrelid IN (SELECT relation UNION SELECT relid FROM pg_partition_tree(relation))
     LOOP
         EXECUTE format('DROP TRIGGER %I ON %s', item.tgname, item.rel);
@@ -579,7 +583,7 @@ COMMENT ON FUNCTION fence.unprotect_table(regclass, oid) IS
 --
 -- Citus changes triggers of a distributed table only if citus.enable_unsafe_triggers is on. The owner is told so before
 -- anything is changed.
-CREATE FUNCTION fence.check_table(relation regclass, function text, ours oid) RETURNS void
+CREATE FUNCTION fence.check_table(relation regclass, function text, fenced_oid oid) RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $check_table$
@@ -601,7 +605,7 @@ BEGIN
         (function = 'fence_audit' AND c.relkind NOT IN ('r', 'p'), '42809', 'it is not a table of this server',
          'Name a table.'),
         (function = 'fence_unprotect' AND EXISTS (
-            SELECT FROM pg_trigger t WHERE t.tgrelid = c.oid AND t.tgfoid = ours AND t.tgparentid <> 0),
+            SELECT FROM pg_trigger t WHERE t.tgrelid = c.oid AND t.tgfoid = fenced_oid AND t.tgparentid <> 0),
          '42809', 'it is fenced as a partition', format('Take the fence off %s.', pg_partition_root(c.oid)))
      ) AS r (applies, code, fault, hint)
      WHERE r.applies

@@ -18,7 +18,8 @@ AS $state_findings$
     extension AS (
         SELECT * FROM pg_extension WHERE extname = 'pg_fence'),
 
-    part AS (
+    -- The objects of the extension.
+    member AS (
         SELECT d.classid, d.objid, e.extnamespace FROM extension e JOIN pg_depend d ON d.refobjid = e.oid
          WHERE d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e'),
 
@@ -27,8 +28,8 @@ AS $state_findings$
                CASE c.relkind WHEN 'S' THEN 'SEQUENCE' ELSE 'TABLE' END AS kind, c.relpersistence, c.relowner,
                c.relacl, c.reltoastrelid, c.relrowsecurity OR c.relforcerowsecurity AS has_row_security,
                x.persistence, x.key, x.columns
-          FROM part p
-          JOIN pg_class c ON p.classid = 'pg_class'::regclass AND c.oid = p.objid
+          FROM member m
+          JOIN pg_class c ON m.classid = 'pg_class'::regclass AND c.oid = m.objid
           LEFT JOIN expected x ON x.relname = c.relname
          WHERE c.relkind IN ('r', 'S')),
 
@@ -49,7 +50,7 @@ AS $state_findings$
                SELECT c.relname::text, i.indisvalid AND i.indisready AND i.indislive
                  FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
                 WHERE i.indrelid = s.oid AND i.indisprimary) AS k (name, is_valid) ON true
-         CROSS JOIN LATERAL (VALUES (s.relname || '_pkey')) AS should (be)
+         CROSS JOIN LATERAL (VALUES (s.relname || '_pkey')) AS expected_key (name)
          CROSS JOIN LATERAL (VALUES
             (51, s.persistence = 'p' AND s.relpersistence <> 'p', 'hole',
              'this part of the state is unlogged: a crash empties it', format('ALTER %s %s SET LOGGED;', s.kind, s.rel)),
@@ -61,9 +62,11 @@ AS $state_findings$
              format('ALTER SEQUENCE %s AS bigint INCREMENT 1 MINVALUE 1 MAXVALUE 9223372036854775807 CACHE 1 NO CYCLE;',
                  s.rel)),
             (53, s.relkind = 'r' AND k.name IS NULL, 'notice', 'its primary key is gone: pg_fence cannot work',
-             format('ALTER TABLE %s ADD CONSTRAINT %I PRIMARY KEY (%s);', s.rel, should.be, s.key)),
-            (53, k.name <> should.be, 'notice', format('its primary key has become "%s": pg_fence cannot work', k.name),
-             format('ALTER TABLE %s RENAME CONSTRAINT "%s" TO %I;', s.rel, replace(k.name, '"', '""'), should.be)),
+             format('ALTER TABLE %s ADD CONSTRAINT %I PRIMARY KEY (%s);', s.rel, expected_key.name, s.key)),
+            (53, k.name <> expected_key.name, 'notice',
+             format('its primary key has become "%s": pg_fence cannot work', k.name),
+             format('ALTER TABLE %s RENAME CONSTRAINT "%s" TO %I;', s.rel, replace(k.name, '"', '""'),
+                 expected_key.name)),
             (53, NOT k.is_valid, 'hole', 'its primary key is invalid: pg_fence may not find a row by it',
              format('REINDEX TABLE %s;', s.rel)),
             (55, s.has_row_security, 'notice',
@@ -102,7 +105,7 @@ AS $state_findings$
                SELECT 'trigger' AS what, t.tgname AS name, 'was added' AS how, format('DROP TRIGGER %I ON %s;', t.tgname, s.rel) AS remedy
                  FROM pg_trigger t
                 WHERE t.tgrelid = s.oid AND NOT t.tgisinternal AND NOT EXISTS (
-                      SELECT FROM part p WHERE p.classid = 'pg_proc'::regclass AND p.objid = t.tgfoid)
+                      SELECT FROM member m WHERE m.classid = 'pg_proc'::regclass AND m.objid = t.tgfoid)
                UNION ALL
                SELECT 'rule', w.rulename, 'was added', format('DROP RULE %I ON %s;', w.rulename, s.rel)
                  FROM pg_rewrite w WHERE w.ev_class = s.oid
@@ -137,8 +140,8 @@ AS $state_findings$
                || format('ALTER TABLE %s ENABLE ALWAYS TRIGGER %I;', s.rel, coalesce(t.tgname, x.name))
           FROM state s
          CROSS JOIN (VALUES ('changed'::name)) AS x (name)
-          JOIN part p ON p.classid = 'pg_proc'::regclass
-          JOIN pg_proc f ON f.oid = p.objid AND f.proname = 'role_prefix_changed'
+          JOIN member m ON m.classid = 'pg_proc'::regclass
+          JOIN pg_proc f ON f.oid = m.objid AND f.proname = 'role_prefix_changed'
           LEFT JOIN pg_trigger t ON t.tgrelid = s.oid AND t.tgfoid = f.oid
          WHERE s.relname = 'role_prefix' AND t.tgenabled IS DISTINCT FROM 'A'),
 
@@ -163,18 +166,20 @@ AS $state_findings$
                         ELSE 'which names roles may take' END,
                    CASE WHEN p.puballtables THEN ' (publish your tables by name)' ELSE '' END),
                nullif(concat_ws(' ',
-                   CASE WHEN bool_or(by.schema)
+                   CASE WHEN bool_or(publishes.schema)
                         THEN format('ALTER PUBLICATION %I DROP TABLES IN SCHEMA %s;', p.pubname, min(c.relnamespace)::regnamespace) END,
                    format('ALTER PUBLICATION %I DROP TABLE ', p.pubname)
-                       || string_agg(s.rel::text, ', ' ORDER BY s.n) FILTER (WHERE by.name AND NOT p.puballtables) || ';'), '')
+                       || string_agg(s.rel::text, ', ' ORDER BY s.n)
+                          FILTER (WHERE publishes.by_name AND NOT p.puballtables) || ';'), '')
           FROM state s
           JOIN pg_class c ON c.oid = s.oid
          CROSS JOIN pg_publication p
          CROSS JOIN LATERAL (VALUES (
                EXISTS (SELECT FROM pg_publication_namespace x WHERE x.pnpubid = p.oid AND x.pnnspid = c.relnamespace),
-               EXISTS (SELECT FROM pg_publication_rel x WHERE x.prpubid = p.oid AND x.prrelid = s.oid))) AS by (schema, name)
+               EXISTS (SELECT FROM pg_publication_rel x WHERE x.prpubid = p.oid AND x.prrelid = s.oid))
+               ) AS publishes (schema, by_name)
          -- (Of a publication of all tables, those that are named are excluded.)
-         WHERE s.relkind = 'r' AND (by.schema OR p.puballtables <> by.name)
+         WHERE s.relkind = 'r' AND (publishes.schema OR p.puballtables <> publishes.by_name)
          GROUP BY p.oid, p.pubname, p.puballtables),
 
     -- pglogical leaves nothing on a table, and not everybody may read its own tables. But everybody may read its
@@ -190,38 +195,41 @@ AS $state_findings$
          WHERE e.extname = 'pglogical'
            AND starts_with(o.roname, 'pgl_' || CASE WHEN d.name ~ '[^a-z0-9_]' THEN ''
                                                     WHEN length(d.name) > 16 THEN left(d.name, 8) ELSE d.name || '_' END)
-           AND EXISTS (SELECT FROM pg_trigger t WHERE t.tgfoid = (about->>'ours')::oid AND t.tgtype & 3 = 3 AND t.tgenabled = 'O')),
+           AND EXISTS (SELECT FROM pg_trigger t
+                        WHERE t.tgfoid = (about->>'fenced_oid')::oid AND t.tgtype & 3 = 3 AND t.tgenabled = 'O')),
 
-    spent AS (
+    clock_behind_tokens AS (
         SELECT 40, 1, s.rel, 'notice',
                format('the last token drawn is where the clock will be on %s: it once stood far ahead, '
                    'and the numbers up to there are spent; tokens go on from here, and none is handed out twice',
-                   about->>'far_ahead'), NULL
+                   about->>'clock_catches_up'), NULL
           FROM state s
-         WHERE s.relname = 'token_seq' AND about->>'far_ahead' IS NOT NULL),
+         WHERE s.relname = 'token_seq' AND about->>'clock_catches_up' IS NOT NULL),
 
     -- PUBLIC may call the trigger function, and the functions that take a table and have no rights but their caller's.
-    object (kind, name, rel, is_for_all, owner, acl) AS (
+    object (kind, name, rel, is_public, owner, acl) AS (
         SELECT CASE c.relkind WHEN 'S' THEN 'SEQUENCE' WHEN 'v' THEN 'VIEW' ELSE 'TABLE' END,
                c.oid::regclass::text, c.oid::regclass, false, c.relowner, c.relacl
-          FROM part p JOIN pg_class c ON p.classid = 'pg_class'::regclass AND c.oid = p.objid
+          FROM member m JOIN pg_class c ON m.classid = 'pg_class'::regclass AND c.oid = m.objid
          WHERE c.relkind IN ('r', 'S', 'v')
         UNION ALL
         SELECT 'FUNCTION', f.oid::regprocedure::text, NULL,
-               f.pronamespace = p.extnamespace AND (f.oid = (about->>'ours')::oid OR f.proargtypes[0] = 'regclass'::regtype),
+               f.pronamespace = m.extnamespace
+               AND (f.oid = (about->>'fenced_oid')::oid OR f.proargtypes[0] = 'regclass'::regtype),
                f.proowner, coalesce(f.proacl, acldefault('f', f.proowner))
-          FROM part p JOIN pg_proc f ON p.classid = 'pg_proc'::regclass AND f.oid = p.objid
+          FROM member m JOIN pg_proc f ON m.classid = 'pg_proc'::regclass AND f.oid = m.objid
         UNION ALL
         SELECT 'SCHEMA', quote_ident(h.nspname), NULL, false, h.nspowner, h.nspacl
-          FROM part p JOIN pg_namespace h ON p.classid = 'pg_namespace'::regclass AND h.oid = p.objid),
+          FROM member m JOIN pg_namespace h ON m.classid = 'pg_namespace'::regclass AND h.oid = m.objid),
 
     -- Only pg_fence's functions may write its tables, or draw a token without a lease.
     privilege (step, n, rel, severity, finding, remedy) AS (
         SELECT 58, row_number() OVER (ORDER BY x.rel IS NOT NULL, x.name, x.columns, a.n), x.rel,
                CASE WHEN a.privilege_type IN ('REFERENCES', 'CREATE') THEN 'notice' ELSE 'hole' END,
-               format('%s has %s%s on %s, which is for pg_fence alone', g.who, a.privilege_type, x.columns, x.name),
+               format('%s has %s%s on %s, which is for pg_fence alone', g.quoted_name, a.privilege_type, x.columns,
+                   x.name),
                format('REVOKE %s%s ON %s FROM %s CASCADE;', a.privilege_type, x.columns, x.name,
-                   CASE WHEN a.grantor = x.owner THEN g.who ELSE quote_ident(pg_get_userbyid(a.grantor)) END)
+                   CASE WHEN a.grantor = x.owner THEN g.quoted_name ELSE quote_ident(pg_get_userbyid(a.grantor)) END)
           FROM (SELECT o.rel, o.kind || ' ' || o.name, '', o.owner, o.acl,
                        CASE WHEN o.kind = 'SCHEMA' THEN '{CREATE}'
                            WHEN o.kind = 'SEQUENCE' THEN '{USAGE,UPDATE}'
@@ -232,25 +240,25 @@ AS $state_findings$
                        '{INSERT,UPDATE,REFERENCES}'
                   FROM object o JOIN pg_attribute c ON c.attrelid = o.rel
                  WHERE o.kind = 'TABLE'
-               ) AS x (rel, name, columns, owner, acl, private)
+               ) AS x (rel, name, columns, owner, acl, reserved_privileges)
          CROSS JOIN aclexplode(x.acl) WITH ORDINALITY AS a (grantor, grantee, privilege_type, is_grantable, n)
           JOIN (SELECT 0::oid, 'PUBLIC'
                 UNION ALL
-                SELECT r.oid, quote_ident(r.rolname) FROM pg_roles r WHERE NOT r.rolsuper) AS g (oid, who)
+                SELECT r.oid, quote_ident(r.rolname) FROM pg_roles r WHERE NOT r.rolsuper) AS g (oid, quoted_name)
             ON g.oid = a.grantee
-         WHERE a.privilege_type = ANY (x.private) AND a.grantee <> x.owner),
+         WHERE a.privilege_type = ANY (x.reserved_privileges) AND a.grantee <> x.owner),
 
-    writer_of_all AS (
+    member_of_write_all_data AS (
         SELECT 59, row_number() OVER (ORDER BY g.rolname), c.oid::regclass, 'notice',
                format('%I is a member of pg_write_all_data, and may write the state of pg_fence', g.rolname),
                format('REVOKE pg_write_all_data FROM %I;', g.rolname)
           FROM extension e
-         CROSS JOIN part p
-          JOIN pg_class c ON p.classid = 'pg_class'::regclass AND c.oid = p.objid AND c.relname = 'lease'
+         CROSS JOIN member m
+          JOIN pg_class c ON m.classid = 'pg_class'::regclass AND c.oid = m.objid AND c.relname = 'lease'
           JOIN pg_roles g ON g.oid IN (
                SELECT am.member FROM pg_auth_members am WHERE am.roleid = 'pg_write_all_data'::regrole)
          WHERE NOT g.rolsuper AND g.oid <> e.extowner AND EXISTS (
-               SELECT FROM pg_roles who WHERE who.rolcanlogin AND pg_has_role(who.oid, g.oid, 'MEMBER'))),
+               SELECT FROM pg_roles login WHERE login.rolcanlogin AND pg_has_role(login.oid, g.oid, 'MEMBER'))),
 
     another_owner AS (
         SELECT 60, row_number() OVER (ORDER BY o.kind || ' ' || o.name), o.rel,
@@ -275,7 +283,7 @@ AS $state_findings$
                format('PUBLIC has %s on %s: leases are for the roles that fence_grant names', a.privilege_type, x.what),
                format('REVOKE %s ON %s FROM PUBLIC CASCADE;', a.privilege_type, x.what)
           FROM (SELECT o.rel, replace(o.kind, 'VIEW', 'TABLE') || ' ' || o.name, o.acl
-                  FROM object o WHERE NOT o.is_for_all) AS x (rel, what, acl)
+                  FROM object o WHERE NOT o.is_public) AS x (rel, what, acl)
          CROSS JOIN aclexplode(x.acl) AS a
          WHERE a.grantee = 0 AND a.privilege_type IN ('SELECT', 'EXECUTE')),
 
@@ -288,9 +296,9 @@ AS $state_findings$
         UNION ALL SELECT * FROM subscribed
         UNION ALL SELECT * FROM published
         UNION ALL SELECT * FROM pglogical
-        UNION ALL SELECT * FROM spent
+        UNION ALL SELECT * FROM clock_behind_tokens
         UNION ALL SELECT * FROM privilege
-        UNION ALL SELECT * FROM writer_of_all
+        UNION ALL SELECT * FROM member_of_write_all_data
         UNION ALL SELECT * FROM another_owner
         UNION ALL SELECT * FROM renamed_schema
         UNION ALL SELECT * FROM public_privilege)
@@ -348,7 +356,8 @@ BEGIN ATOMIC
         SELECT e.extnamespace::pg_catalog.regnamespace FROM pg_catalog.pg_extension e
          WHERE e.extname OPERATOR(pg_catalog.=) 'pg_fence'),
 
-    taker AS (
+    -- The roles that may take leases by a prefix.
+    acquiring_role AS (
         SELECT p.role, p.prefix, p.level, r.oid
           FROM fence.role_prefix p JOIN pg_catalog.pg_roles r ON r.rolname OPERATOR(pg_catalog.=) p.role
          WHERE p.level OPERATOR(pg_catalog.<>) 'monitor' AND NOT r.rolsuper),
@@ -362,11 +371,11 @@ BEGIN ATOMIC
 
     -- The relations through which the rows of each can be written: the table, its parents, and views. (What is inserted
     -- into the parent of an inheritance child stays in the parent.)
-    reached (oid, lease, is_for_inserts) AS (
+    write_path (oid, lease, is_for_inserts) AS (
         SELECT b.oid, b.lease, true FROM bound b
         UNION
         SELECT x.oid, r.lease, r.is_for_inserts AND x.is_for_inserts
-          FROM reached r
+          FROM write_path r
          CROSS JOIN LATERAL (
                SELECT i.inhparent, c.relispartition
                  FROM pg_catalog.pg_inherits i
@@ -385,7 +394,7 @@ BEGIN ATOMIC
     grant_of_lease AS (
         SELECT k.role, k.oid, k.prefix, k.level, l.lease
           FROM pg_catalog.unnest(leases) AS l
-          JOIN taker k ON pg_catalog.starts_with(l.beginning, k.prefix)
+          JOIN acquiring_role k ON pg_catalog.starts_with(l.beginning, k.prefix)
             OR pg_catalog.cardinality(l.columns) OPERATOR(pg_catalog.>) 0
            AND pg_catalog.starts_with(k.prefix, l.beginning)),
 
@@ -393,7 +402,7 @@ BEGIN ATOMIC
     needed AS MATERIALIZED (
         SELECT g.oid, g.prefix, g.lease FROM grant_of_lease g
          WHERE EXISTS (  -- (A member of the role takes leases by the role's grant, and may write by a right of its own.)
-               SELECT FROM reached r JOIN pg_catalog.pg_class c ON c.oid OPERATOR(pg_catalog.=) r.oid
+               SELECT FROM write_path r JOIN pg_catalog.pg_class c ON c.oid OPERATOR(pg_catalog.=) r.oid
                  JOIN pg_catalog.pg_roles w ON NOT w.rolsuper AND pg_catalog.pg_has_role(w.oid, g.oid, 'USAGE')
                 WHERE r.lease OPERATOR(pg_catalog.=) g.lease
                   AND (pg_catalog.pg_has_role(w.oid, c.relowner, 'USAGE')
@@ -440,7 +449,7 @@ BEGIN ATOMIC
                    k.role, k.prefix),
                pg_catalog.format('SELECT %s.fence_revoke(%L), %s.fence_grant(%L, %L);',
                    h.name, pg_catalog.quote_ident(k.role), h.name, pg_catalog.quote_ident(k.role), 'monitor')
-          FROM taker k CROSS JOIN home h
+          FROM acquiring_role k CROSS JOIN home h
          WHERE pg_catalog.pg_has_role(k.oid, 'pg_monitor'::pg_catalog.name, 'USAGE')
            AND NOT EXISTS (SELECT FROM needed n WHERE n.oid OPERATOR(pg_catalog.=) k.oid))
     SELECT pg_catalog.jsonb_agg(f)

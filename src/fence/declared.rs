@@ -94,18 +94,18 @@ pub fn audit(args: Args) -> Result<Answer, Report> {
     }
     // The table's parents and children are audited, too.
     let all = triggers_calling(fenced, None);
-    let places = StateFunction::find(c"audit_places", 3)?;
-    let triggers = arguments_of(&all, places.argument_type(1));
-    let leases = templates_of(&all, None, places.argument_type(2));
+    let tables = StateFunction::find(c"audit_tables", 3)?;
+    let triggers = arguments_of(&all, tables.argument_type(1));
+    let leases = templates_of(&all, None, tables.argument_type(2));
     let about = json::datum(&json!({
         "relation": args.value::<Oid>(0).map(Oid::to_u32),
-        "ours": fenced.to_u32(),
+        "fenced_oid": fenced.to_u32(),
         "placeholder_types": PLACEHOLDER_TYPES.map(Oid::to_u32),
         "column_comment": FENCE_COLUMN_COMMENT,
         "deadline_comment": DEADLINE_COLUMN_COMMENT,
-        "adopts": adopt::is_used_here(),
+        "has_adopted_leases": adopt::is_used_here(),
     }));
-    let about = places.call(args, &[about, triggers, leases].map(Some)).unwrap_or(about);
+    let about = tables.call(args, &[about, triggers, leases].map(Some)).unwrap_or(about);
     let about = with_tokens(about)?;
     let findings = findings(args, about, triggers, leases)?;
     let answer = StateFunction::find(c"audit_answer", 2)?;
@@ -125,7 +125,7 @@ fn findings(args: Args, about: Datum, triggers: Datum, leases: Datum) -> Result<
     add(c"audit_findings", &[about])?;
     if args.value::<Oid>(0).is_none() {
         add(c"state_findings", &[about])?;
-        if json::field(about, "drawn").is_some() && json::is_true(about, "reads_leases") {
+        if json::field(about, "last_token").is_some() && json::is_true(about, "reads_leases") {
             add(c"lease_findings", &[])?;
         }
         if role_prefix::may_be_read()? {
@@ -137,23 +137,23 @@ fn findings(args: Args, about: Datum, triggers: Datum, leases: Datum) -> Result<
 
 /// Adds the highest fences and the last token to `about`.
 fn with_tokens(about: Datum) -> Result<Datum, Report> {
-    let heights = heights(about);
+    let highest_fences = highest_fences(about);
     // The fences are read first, so that a token drawn and written meanwhile does not appear to be ahead. The last
     // token is shown only to callers that may use leases.
-    let drawn = if json::is_true(about, "uses_leases") { tokens::last()? } else { None };
+    let last_token = if json::is_true(about, "uses_leases") { tokens::last()? } else { None };
     let (now, date) = (clock::now(), |at| clock::iso(at)[..10].to_owned());
     let more = json!({
-        "heights": heights,
-        "drawn": drawn.map(Token::bigint),
-        "reach": drawn.and_then(|last| epochs::target(last, now)).map(Token::bigint),
-        "far_ahead": drawn.and_then(|last| epochs::far_ahead(last, now)).map(date),
+        "highest_fences": highest_fences,
+        "last_token": last_token.map(Token::bigint),
+        "new_epoch_token": last_token.and_then(|last| epochs::target(last, now)).map(Token::bigint),
+        "clock_catches_up": last_token.and_then(|last| epochs::far_ahead(last, now)).map(date),
     });
     Ok(json::merged(about, json::datum(&more)))
 }
 
 /// The highest fence of each table whose fences are to be read, and that the caller may read.
-fn heights(about: Datum) -> BTreeMap<String, i64> {
-    let columns = json::field(about, "to_be_read").unwrap_or_default();
+fn highest_fences(about: Datum) -> BTreeMap<String, i64> {
+    let columns = json::field(about, "fence_columns").unwrap_or_default();
     let columns: Vec<(u32, i16)> = serde_json::from_str(&columns).unwrap_or_default();
     let highest = |(table, column): (u32, i16)| {
         Some((table.to_string(), column::max_value(Oid::from(table), column)?))

@@ -73,7 +73,7 @@ const FUNCTIONS: &[(&str, Level, &str)] = &[
     ("attach_fence", Nobody, ""),
     ("unprotect_table", Nobody, ""),
     ("check_table", Nobody, ""),
-    ("audit_places", Nobody, ""),
+    ("audit_tables", Nobody, ""),
     ("audit_findings", Nobody, ""),
     ("audit_answer", Nobody, ""),
     ("state_findings", Nobody, ""),
