@@ -29,11 +29,11 @@ COMMENT ON SEQUENCE fence.server_start_seq IS
 
 CREATE SEQUENCE fence.jump_token_seq AS bigint MINVALUE 1 CACHE 1 NO CYCLE;
 COMMENT ON SEQUENCE fence.jump_token_seq IS
-    'where the latest jump went to: a token up to it speaks for no lease until its holder has renewed; in no dump';
+    'the number at which the latest epoch began: a token up to it speaks for no lease until its holder has renewed; in no dump';
 
 CREATE SEQUENCE fence.jump_count_seq AS bigint MINVALUE 1 CACHE 1 NO CYCLE;
 COMMENT ON SEQUENCE fence.jump_count_seq IS
-    'how often the token sequence jumped, because the database was another or older one, or by fence_new_epoch(); in no dump';
+    'how many new epochs have begun, because the database was another or older one, or by fence_new_epoch(); in no dump';
 
 -- Leases ---------------------------------------------------------------------------------------------------
 
@@ -83,7 +83,7 @@ COMMENT ON COLUMN fence.lease.renewals IS 'how often it was renewed';
 COMMENT ON COLUMN fence.lease.metadata IS 'what the caller wished to be shown';
 COMMENT ON COLUMN fence.lease.session_bound IS 'it ends with the session that acquired it, at the latest when it expires';
 COMMENT ON COLUMN fence.lease.adopted_floor IS
-    'NULL for a grant that was made here; for one that somebody else has made, the latest jump when it was adopted';
+    'NULL for a grant that was made here; for one that somebody else has made, the number at which the epoch began in which it was adopted';
 
 -- The names that a role may take --------------------------------------------------------------------------
 
@@ -156,7 +156,7 @@ COMMENT ON FUNCTION fence.checked_lease_name(text, bigint) IS
 CREATE FUNCTION fence.record_creation() RETURNS void
     LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_record_creation';
 COMMENT ON FUNCTION fence.record_creation() IS
-    'moves the tokens on to the clock and records which database this is; called once, here: so an extension that is dropped and created again hands out no token twice, and a copy that was made before the first token knows that it is a copy';
+    'advances the tokens to the clock and records which database this is; called once, here: so an extension that is dropped and created again hands out no token twice, and a copy that was made before the first token knows that it is a copy';
 SELECT fence.record_creation();
 
 -- Takes columns instead of a row: a function of the table's row type would keep a DBA from altering the table.

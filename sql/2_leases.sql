@@ -112,7 +112,7 @@ COMMENT ON FUNCTION lease_forget_older(interval) IS
 CREATE FUNCTION fence_new_epoch()
     RETURNS bigint LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_new_epoch';
 COMMENT ON FUNCTION fence_new_epoch() IS
-    'begins a new epoch: tokens jump, and no earlier one speaks until it is renewed; for a copy that pg_fence cannot notice';
+    'begins a new epoch: the tokens advance, and no earlier one speaks until it is renewed; for a copy that pg_fence cannot notice';
 
 CREATE FUNCTION fence_status(
     OUT last_token bigint, OUT timeline integer, OUT system_identifier bigint, OUT jumps bigint,

@@ -39,7 +39,7 @@ COMMENT ON COLUMN fence.stats.refused_pf006 IS
 COMMENT ON COLUMN fence.stats.row_claims IS
     'claims of rows in tables whose rows are leases of their own, INSERTs that are born held included, also those that ON CONFLICT then does not make';
 COMMENT ON COLUMN fence.stats.row_take_overs IS 'those of them that took a row whose deadline had passed';
-COMMENT ON COLUMN fence.stats.jumps IS 'jumps of the token sequence: failovers, restores, copies, fence_new_epoch()';
+COMMENT ON COLUMN fence.stats.jumps IS 'new epochs: failovers, restores, copies, fence_new_epoch()';
 
 CREATE FUNCTION fence.read_refusals(
     OUT refused_at timestamptz, OUT sqlstate text, OUT relation text, OUT key text, OUT lease text,

@@ -12,7 +12,7 @@ pub struct Options {
     json: bool,
 }
 
-/// The columns of fence.stats, without `jumps`: fence_status() has the number of all jumps, counted or not.
+/// The columns of fence.stats, without `jumps`: fence_status() has the number of all new epochs, counted or not.
 const COUNTED: &str = "stats_reset, grants, tries_lost, waits, wait_time, renewals, renewals_lost, releases, \
      revocations, take_overs, guards, writes_checked, refused_pf001, refused_pf002, refused_pf003, refused_pf004, \
      refused_pf005, refused_pf006, row_claims, row_take_overs";
