@@ -136,8 +136,9 @@ fn issued_by_now(oid: Oid, token: Token) -> bool {
     token <= last
 }
 
-/// The present epoch, whose first number no grant may be older than to speak. Begins a new epoch first if this is
-/// another database than the one that drew last, or a dump of one was loaded. Errors: 55000.
+/// The present epoch: a grant speaks only if its latest token is above the number to which the sequence advanced then.
+/// Begins a new epoch first if this is another database than the one that drew last, or a dump of one was loaded.
+/// Errors: 55000.
 pub fn epoch() -> Result<Epoch, Report> {
     let oid = sequence()?;
     if let Some(epoch) = cached_epoch(oid)? {
