@@ -1,7 +1,7 @@
 -- pg_fence_lite: leases, fencing tokens and fenced tables in SQL, for servers without the library. docs/reference/lite.md
 --
 --   psql -1 -f pg_fence_lite.sql    as the owner of the database (PostgreSQL 15 or newer); again to update it
---   SELECT fence_lite.uninstall();  uninstalls it
+--   SELECT fence_lite.uninstall();
 --
 -- fence.lease has a row for each lease. PostgreSQL's locks of that row, which only this code can take, do the rest:
 --   guard          FOR KEY SHARE: nobody else gets the lease until the transaction ends
@@ -53,7 +53,7 @@ COMMENT ON SEQUENCE fence.database_identity_seq IS 'fingerprint of the database'
 CREATE SEQUENCE IF NOT EXISTS fence.jump_token_seq;
 COMMENT ON SEQUENCE fence.jump_token_seq IS 'a token up to it speaks once renewed';
 CREATE SEQUENCE IF NOT EXISTS fence.jump_count_seq;
-COMMENT ON SEQUENCE fence.jump_count_seq IS 'how often they jumped, and once more';
+COMMENT ON SEQUENCE fence.jump_count_seq IS 'new epochs, and one more';
 
 CREATE TABLE IF NOT EXISTS fence.lease (
  name text COLLATE "C" PRIMARY KEY, holder text,
@@ -120,18 +120,18 @@ CREATE OR REPLACE FUNCTION clock() RETURNS bigint
  RETURN floor(extract(epoch FROM clock_timestamp() - '2026-01-01 00:00:00+00'::timestamptz) * 1048576)::bigint;
 CREATE OR REPLACE FUNCTION last_token() RETURNS bigint
  RETURN coalesce(pg_sequence_last_value('fence.token_seq'), 0);
-CREATE OR REPLACE FUNCTION floor() RETURNS bigint
+CREATE OR REPLACE FUNCTION minimum() RETURNS bigint
  RETURN coalesce(pg_sequence_last_value('fence.jump_token_seq'), 0);
 
--- A number for this start. The file's path names the database, and ALTER SEQUENCE changes it.
-CREATE OR REPLACE FUNCTION start_mark(floor bigint) RETURNS bigint
- RETURN 2 + (4611686018427387903 & hashtextextended(concat_ws(' ', pg_relation_filepath('fence.token_seq'::regclass), floor,
+-- A hash of this start. The file's path names the database, and ALTER SEQUENCE changes it.
+CREATE OR REPLACE FUNCTION start_hash(minimum bigint) RETURNS bigint
+ RETURN 2 + (4611686018427387903 & hashtextextended(concat_ws(' ', pg_relation_filepath('fence.token_seq'::regclass), minimum,
   extract(epoch FROM pg_postmaster_start_time())), 0));
-CREATE OR REPLACE FUNCTION has_begun() RETURNS bool
- RETURN coalesce(pg_sequence_last_value('fence.server_start_seq') = start_mark(floor()), false);
+CREATE OR REPLACE FUNCTION has_advanced() RETURNS bool
+ RETURN coalesce(pg_sequence_last_value('fence.server_start_seq') = start_hash(minimum()), false);
 
 -- Tells the database from a copy; 0 if the caller may not ask.
-CREATE OR REPLACE FUNCTION identity(floor bigint, OUT timeline int, OUT system_identifier bigint, OUT mark bigint)
+CREATE OR REPLACE FUNCTION identify(minimum bigint, OUT timeline int, OUT system_identifier bigint, OUT hash bigint)
 LANGUAGE plpgsql STABLE AS $$
 BEGIN
  BEGIN
@@ -141,16 +141,16 @@ BEGIN
  EXCEPTION WHEN OTHERS THEN
   system_identifier := 0; timeline := 0;
  END;
- mark := greatest(1, 9223372036854775807 & hashtextextended(concat_ws(' ', timeline, system_identifier,
-  (SELECT oid FROM pg_database WHERE datname = current_database()), 'fence.token_seq'::regclass::oid, floor), 0));
+ hash := greatest(1, 9223372036854775807 & hashtextextended(concat_ws(' ', timeline, system_identifier,
+  (SELECT oid FROM pg_database WHERE datname = current_database()), 'fence.token_seq'::regclass::oid, minimum), 0));
 END $$;
 CREATE OR REPLACE FUNCTION is_copy() RETURNS bool
- RETURN pg_sequence_last_value('fence.database_identity_seq') IS DISTINCT FROM (identity(floor())).mark;
+ RETURN pg_sequence_last_value('fence.database_identity_seq') IS DISTINCT FROM (identify(minimum())).hash;
 
 -- Advances the tokens to `above` or higher, unless another session has done so. The caught error releases the lock;
 -- sequences survive it.
-CREATE OR REPLACE FUNCTION move_on(above bigint = 0, is_jump bool = false) RETURNS void LANGUAGE plpgsql AS $$
-DECLARE second bigint := 1048576; floor bigint; last bigint;
+CREATE OR REPLACE FUNCTION advance(above bigint = 0, new_epoch bool = false) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE second bigint := 1048576; minimum bigint; last bigint;
 BEGIN
  LOCK fence.turn IN SHARE UPDATE EXCLUSIVE MODE;
  PERFORM refuse('55000', 'fence.token_seq was altered, so its values are no fencing tokens',
@@ -158,51 +158,51 @@ BEGIN
   FROM pg_sequence JOIN pg_class ON oid = seqrelid
  WHERE oid = 'fence.token_seq'::regclass AND (relpersistence <> 'p' OR seqincrement < 1 OR seqcache > 1 OR seqcycle);
  last := last_token();
- -- setval sets log_cnt to 0 and nextval does not, which shows that a dump was loaded over it.
- is_jump := is_jump OR (SELECT log_cnt = 0 AND is_called FROM fence.server_start_seq);
- IF has_begun() AND last >= above AND NOT is_jump THEN
+ -- setval, as in a dump that was loaded over it, sets log_cnt to 0; nextval does not.
+ new_epoch := new_epoch OR (SELECT log_cnt = 0 AND is_called FROM fence.server_start_seq);
+ IF has_advanced() AND last >= above AND NOT new_epoch THEN
   RAISE SQLSTATE 'PF999';
  END IF;
  -- Two advances in a second would outrun the clock.
  last := greatest(last, above);
  PERFORM pg_sleep((last + second - clock())::float8 / second + 0.000001)
  WHERE last + second - clock() BETWEEN 1 AND 2 * second;
- floor := floor();
+ minimum := minimum();
  last := setval('fence.token_seq', greatest(last + second, clock()));
- IF is_jump OR is_copy() OR (SELECT log_cnt = 0 AND is_called FROM fence.server_start_seq) THEN
-  floor := setval('fence.jump_token_seq', last);
+ IF new_epoch OR is_copy() OR (SELECT log_cnt = 0 AND is_called FROM fence.server_start_seq) THEN
+  minimum := setval('fence.jump_token_seq', last);
   PERFORM setval('fence.jump_count_seq', coalesce(pg_sequence_last_value('fence.jump_count_seq'), 0) + 1);
  END IF;
- -- The number of the start is set last, because with it the rest is believed.
- PERFORM setval('fence.database_identity_seq', (identity(floor)).mark),
-   setval('fence.server_start_seq', start_mark(floor) - 1), nextval('fence.server_start_seq');
+ -- The hash of the start is set last, because with it the rest is believed.
+ PERFORM setval('fence.database_identity_seq', (identify(minimum)).hash),
+   setval('fence.server_start_seq', start_hash(minimum) - 1), nextval('fence.server_start_seq');
  RAISE SQLSTATE 'PF999';
 EXCEPTION WHEN SQLSTATE 'PF999' THEN NULL;
 END $$;
 
-CREATE OR REPLACE FUNCTION settle() RETURNS bigint LANGUAGE plpgsql AS
-$$ BEGIN PERFORM move_on() WHERE NOT has_begun(); RETURN last_token(); END $$;
+CREATE OR REPLACE FUNCTION ensure_advanced() RETURNS bigint LANGUAGE plpgsql AS
+$$ BEGIN PERFORM advance() WHERE NOT has_advanced(); RETURN last_token(); END $$;
 
--- Draws a token greater than all those of a locked lease.
+-- A token above all those of a locked lease.
 CREATE OR REPLACE FUNCTION draw(above bigint) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
- last bigint; drawn bigint; has_begun bool;
+ last bigint; drawn bigint; has_advanced bool;
  was_set bool;  -- or it is the 33rd time
 BEGIN
  FOR n IN 1..4 LOOP
-  SELECT t.last_value, t.log_cnt = 0, s.log_cnt > 0 AND has_begun() INTO last, was_set, has_begun
+  SELECT t.last_value, t.log_cnt = 0, s.log_cnt > 0 AND has_advanced() INTO last, was_set, has_advanced
   FROM fence.token_seq AS t, fence.server_start_seq AS s;
-  IF has_begun IS NOT TRUE THEN
-   PERFORM move_on();
+  IF has_advanced IS NOT TRUE THEN
+   PERFORM advance();
    CONTINUE;
   ELSIF last < clock() - (CASE WHEN was_set THEN 1 ELSE 60 END) * 1048576 THEN
-   PERFORM move_on(clock() - 1048576);
+   PERFORM advance(clock() - 1048576);
   END IF;
   drawn := nextval('fence.token_seq');
   IF drawn > last AND drawn > above THEN
    RETURN drawn;
   END IF;
-  PERFORM move_on(greatest(last, above) + 1);
+  PERFORM advance(greatest(last, above) + 1);
  END LOOP;
  PERFORM refuse('55000', 'the sequences of fence do not keep what is set', 'Install anew.');
 END $$;
@@ -217,7 +217,7 @@ CREATE OR REPLACE FUNCTION has(l fence.lease, token bigint) RETURNS bool
 CREATE OR REPLACE FUNCTION speaks(l fence.lease, token bigint) RETURNS bool
  RETURN has(l, token) AND is_live(l) OR token = l.closing_token AND l.closed_in = pg_current_xact_id_if_assigned();
 
--- The key of a lease, by a hash that cannot be inverted.
+-- A lease's key: a hash that cannot be inverted.
 CREATE OR REPLACE FUNCTION lock_key(lease text) RETURNS bigint
  RETURN ('x' || left(encode(sha256(replace((current_database(), lease)::text, E'\\', E'\\\\')::bytea), 'hex'), 16))::bit(64)::bigint;
 
@@ -234,8 +234,8 @@ BEGIN
    AND t.relation = 'fence.turn'::regclass AND t.mode = 'AccessShareLock');
 END $$;
 
--- One attempt: the token, or NULL. `is_head`: by the head of the queue.
-CREATE OR REPLACE FUNCTION attempt(lease text, by text, ttl interval, data jsonb, reclaim bool, is_head bool)
+-- The token, or NULL. `is_head`: by the head of the queue.
+CREATE OR REPLACE FUNCTION try_acquire(lease text, by text, ttl interval, data jsonb, reclaim bool, is_head bool)
 RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
  us bigint := coalesce(us(ttl), 30000000);
@@ -247,7 +247,7 @@ BEGIN
  IF NOT is_mine AND (is_live(old) OR NOT is_head AND NOT nobody_waits(lease)) THEN
   RETURN NULL;
  END IF;
- -- This block releases the locks of a failed attempt.
+ -- This block releases the locks of a failed try.
  BEGIN
   IF old.name IS NULL THEN
    LOCK fence.turn IN ACCESS SHARE MODE;
@@ -319,7 +319,7 @@ DECLARE
  named text := coalesce('lease ' || to_json(shown)::text, 'the row''s lease');
  held fence.lease; is_locked bool;
 BEGIN
- IF NOT has_begun() THEN PERFORM move_on(); END IF;
+ IF NOT has_advanced() THEN PERFORM advance(); END IF;
  PERFORM FROM fence.lease l WHERE l.name = lease AND speaks(l, token) FOR KEY SHARE;
  is_locked := FOUND;
  IF keeps_snapshot() THEN
@@ -341,7 +341,7 @@ BEGIN
  IF is_locked AND held.granted_in = pg_current_xact_id_if_assigned() AND keeps_snapshot() THEN
   RETURN ARRAY['55000', 'this transaction''s snapshot is older than its grant of ' || named,
    'Acquire and commit, then begin this one.', jsonb_build_object('lease', shown)::text];
- ELSIF is_locked AND latest(held) > floor() THEN
+ ELSIF is_locked AND latest(held) > minimum() THEN
   RETURN NULL;
  END IF;
  RETURN ARRAY['PF004', format('fencing token %s does not speak for %s', token, named),
@@ -389,7 +389,7 @@ CREATE OR REPLACE FUNCTION may_show(relation oid) RETURNS bool
 CREATE OR REPLACE FUNCTION note_named() RETURNS trigger LANGUAGE plpgsql AS
 $$ BEGIN PERFORM set_config('fence_lite.named', concat_ws(' ', TG_RELID, OLD.ctid, OLD.xmin), true); RETURN NEW; END $$;
 CREATE OR REPLACE FUNCTION issued(token bigint) RETURNS bool
- RETURN token > 0 AND (token <= last_token() OR token <= settle());
+ RETURN token > 0 AND (token <= last_token() OR token <= ensure_advanced());
 CREATE OR REPLACE FUNCTION iso(at timestamptz) RETURNS text
  RETURN to_char(at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"');
 
@@ -669,20 +669,20 @@ BEGIN
  ELSIF shared OR slots <> 1 OR session THEN
   PERFORM left_out('a shared, slots or session grant');
  END IF;
- token := attempt(name COLLATE "C", holder, ttl, metadata, reclaim, false);
+ token := try_acquire(name COLLATE "C", holder, ttl, metadata, reclaim, false);
  IF token IS NOT NULL OR coalesce(wait, '0') = '0' THEN
   RETURN token;
  END IF;
  PERFORM left_out('a wait at REPEATABLE READ') WHERE keeps_snapshot();
 
- -- Waiters take the queue's lock in turn. Its holder tries, and so does a caller that reclaims.
+ -- Waiters take the queue's lock in turn. Its holder tries, as does a caller that reclaims.
  until := began + least(wait, nullif(limited, '0')::interval);
  BEGIN
   LOCK fence.turn IN ACCESS SHARE MODE;
   PERFORM set_config('lock_timeout', least(greatest(ceil(extract(epoch FROM until - clock_timestamp()) * 1000), 1), 2147483647)::text,
    true), pg_advisory_xact_lock(lock_key(name)), set_config('lock_timeout', limited, true) WHERE reclaim IS NOT TRUE;
   LOOP
-   token := attempt(name COLLATE "C", holder, ttl, metadata, reclaim, reclaim IS NOT TRUE);
+   token := try_acquire(name COLLATE "C", holder, ttl, metadata, reclaim, reclaim IS NOT TRUE);
    IF token IS NOT NULL THEN
     RETURN token;
    ELSIF clock_timestamp() >= until THEN
@@ -695,7 +695,7 @@ BEGIN
    RAISE lock_not_available USING MESSAGE = 'canceling statement due to lock timeout';
   END IF;
  END;
- RETURN attempt(name COLLATE "C", holder, ttl, metadata, reclaim, false);  -- another role may have held it
+ RETURN try_acquire(name COLLATE "C", holder, ttl, metadata, reclaim, false);  -- another role may have held it
 END $$;
 CREATE OR REPLACE FUNCTION lease_renew(name text, token bigint, ttl interval = NULL) RETURNS bigint LANGUAGE plpgsql AS
 $$ BEGIN RETURN change('lease_renew', name COLLATE "C", token, ttl); END $$;
@@ -751,7 +751,7 @@ BEGIN
  PERFORM vet('', name, token);
  PERFORM left_out('lease_check() at REPEATABLE READ') WHERE keeps_snapshot();
  RETURN EXISTS (SELECT FROM fence.lease l WHERE l.name = $1 COLLATE "C" AND speaks(l, token)
-   AND latest(l) > floor()) AND (pg_is_in_recovery() OR has_begun() OR NOT is_copy());
+   AND latest(l) > minimum()) AND (pg_is_in_recovery() OR has_advanced() OR NOT is_copy());
 END $$;
 CREATE OR REPLACE FUNCTION lease_info(name text, token bigint = NULL) RETURNS SETOF fence.leases LANGUAGE plpgsql ROWS 1 AS $$
 BEGIN
@@ -769,12 +769,12 @@ BEGIN
  RETURN pruned;
 END $$;
 CREATE OR REPLACE FUNCTION fence_new_epoch() RETURNS bigint LANGUAGE plpgsql AS
-$$ BEGIN PERFORM vet('fence_new_epoch', 'any'), move_on(0, true); RETURN floor(); END $$;
+$$ BEGIN PERFORM vet('fence_new_epoch', 'any'), advance(0, true); RETURN minimum(); END $$;
 CREATE OR REPLACE FUNCTION fence_status(OUT last_token bigint, OUT timeline int, OUT system_identifier bigint, OUT jumps bigint,
  OUT in_recovery bool, OUT library_version text, OUT sql_version text) LANGUAGE sql AS $$
  SELECT CASE WHEN NOT pg_is_in_recovery() THEN last_token() END, timeline, system_identifier,
    greatest(coalesce(pg_sequence_last_value('fence.jump_count_seq'), 0) - 1, 0), pg_is_in_recovery(), 'none: pg_fence_lite', '0.2.0'
- FROM identity(floor())
+ FROM identify(minimum())
 $$;
 CREATE OR REPLACE FUNCTION fence_grant(role regrole, level text = 'worker', prefix text = NULL) RETURNS void LANGUAGE plpgsql AS
 $$ BEGIN PERFORM left_out('a level or prefix') WHERE prefix <> '' OR level <> 'worker';
@@ -921,7 +921,6 @@ RETURNS SETOF record LANGUAGE sql ROWS 9 AS $$
  ) AS f (severity, finding, remedy) ORDER BY 1, 2, 3
 $$;
 
--- Calls that only the extension has.
 DO $$
 BEGIN
  EXECUTE (SELECT pg_catalog.string_agg(pg_catalog.format('CREATE OR REPLACE FUNCTION %1$I(%2$s) RETURNS bigint LANGUAGE sql AS ''SELECT '
@@ -959,8 +958,8 @@ COMMENT ON FUNCTION uninstall IS 'takes pg_fence_lite away, leases and all';
 
 DO $close$
 DECLARE
- definers text[] := '{claim,settle,write_trigger}';  -- run with the owner's rights, as the granted calls
- closed text[] := '{attempt,change,vet,draw,identity,move_on,nobody_waits,put_function,renew,sweep}';
+ definers text[] := '{claim,ensure_advanced,write_trigger}';  -- with the owner's rights, as the granted calls
+ closed text[] := '{try_acquire,change,vet,draw,identify,advance,nobody_waits,put_function,renew,sweep}';
 BEGIN
  -- Revokes what default privileges have granted to roles (Supabase).
  EXECUTE (SELECT format(replace('REVOKE ALL ON SCHEMA fence, fence_lite!ALL TABLES IN SCHEMA fence!ALL SEQUENCES IN SCHEMA fence!ALL '
@@ -983,9 +982,9 @@ BEGIN
   WHERE c.call IS NOT NULL OR p.pronamespace = 'fence_lite'::regnamespace AND p.proname !~ '^fenced_');
  PERFORM let(g::regrole, 'GRANT %s ON %s TO %s') FROM string_to_table(current_setting('fence_lite.given'), ',') AS g;
  PERFORM put_function(function, trigger_body(relation, arguments)) FROM triggers() WHERE parent = 0 AND arguments IS NOT NULL;
- PERFORM sweep('^fenced_'), settle();
+ PERFORM sweep('^fenced_'), ensure_advanced();
 END $close$;
--- Last: it blocks move_on.
+-- Last: it blocks advance.
 COMMENT ON TABLE fence.turn IS 'locked by who waits';
 
 RESET check_function_bodies;

@@ -152,7 +152,7 @@ pub const BUGS: &[(&str, &[Change])] = &[
     (
         "no-start-advance",
         &[
-            ("IF has_begun IS NOT TRUE THEN", "IF false THEN"),
+            ("IF has_advanced IS NOT TRUE THEN", "IF false THEN"),
             ("(CASE WHEN was_set THEN 1 ELSE 60 END)", "60"),
         ],
     ),
