@@ -11,9 +11,9 @@ DECLARE
     levels CONSTANT text[] := '{monitor,worker,adopter,admin}';
     grantee CONSTANT text := (SELECT quote_ident(r.rolname) FROM pg_roles r WHERE r.oid = role);
     home CONSTANT oid := (SELECT e.extnamespace FROM pg_extension e WHERE e.extname = 'pg_fence');
-    requested CONSTANT text := coalesce(level, 'worker');
-    beginning CONSTANT text := coalesce(prefix, '');
-    rank CONSTANT integer := array_position(levels, requested);
+    requested_level CONSTANT text := coalesce(level, 'worker');
+    name_prefix CONSTANT text := coalesce(prefix, '');
+    level_rank CONSTANT integer := array_position(levels, requested_level);
     item record;
 BEGIN
     IF role IS NULL THEN
@@ -22,22 +22,22 @@ BEGIN
     ELSIF grantee IS NULL THEN
         RAISE EXCEPTION USING ERRCODE = '42704', MESSAGE = format('there is no role %s', role),
             HINT = 'Name one role: leases are not for PUBLIC.';
-    ELSIF rank IS NULL THEN
-        RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('there is no level "%s"', requested),
+    ELSIF level_rank IS NULL THEN
+        RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('there is no level "%s"', requested_level),
             DETAIL = jsonb_build_object('argument', 'level'),
             HINT = format('The levels are %s.', array_to_string(levels, ', '));
-    ELSIF requested = 'admin' AND beginning <> '' THEN
+    ELSIF requested_level = 'admin' AND name_prefix <> '' THEN
         RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'an admin has all names, and no prefix',
             DETAIL = jsonb_build_object('argument', 'prefix'),
             HINT = 'What an admin does is done to all leases. Give the names of one prefix to a worker.';
-    ELSIF octet_length(beginning) > 512 THEN
+    ELSIF octet_length(name_prefix) > 512 THEN
         RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'a prefix is at most 512 bytes long',
             DETAIL = jsonb_build_object('argument', 'prefix'),
             HINT = 'No name of a lease is longer.';
     END IF;
 
     FOR item IN
-        WITH part AS (
+        WITH member AS (
             SELECT d.classid, d.objid FROM pg_extension e JOIN pg_depend d ON d.refobjid = e.oid
              WHERE e.extname = 'pg_fence' AND d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e'),
         needs (level, names) AS (VALUES
@@ -50,20 +50,21 @@ BEGIN
             ('admin', '{lease_revoke,lease_evict,lease_prune,lease_forget,lease_forget_older,fence_new_epoch,fence_stats_reset,refusals,read_refusals,
                         lease,role_prefix,token_seq,dumped_token_seq,database_identity_seq,jump_token_seq,jump_count_seq}')),
         needed AS (
-            SELECT n.name FROM needs, unnest(needs.names) AS n (name) WHERE array_position(levels, needs.level) <= rank)
+            SELECT n.name FROM needs, unnest(needs.names) AS n (name)
+             WHERE array_position(levels, needs.level) <= level_rank)
         SELECT 'USAGE' AS privilege, 'SCHEMA' AS kind, objid, objid::regnamespace::text AS name
-          FROM part WHERE classid = 'pg_namespace'::regclass
+          FROM member WHERE classid = 'pg_namespace'::regclass
         UNION ALL
         SELECT 'SELECT', 'TABLE', objid, objid::regclass::text
-          FROM part JOIN pg_class c ON classid = 'pg_class'::regclass AND c.oid = objid
+          FROM member JOIN pg_class c ON classid = 'pg_class'::regclass AND c.oid = objid
          WHERE c.relname IN (SELECT n.name FROM needed n)
         UNION ALL
         SELECT 'EXECUTE', 'FUNCTION', objid, objid::regprocedure::text
-          FROM part JOIN pg_proc p ON classid = 'pg_proc'::regclass AND p.oid = objid
+          FROM member JOIN pg_proc p ON classid = 'pg_proc'::regclass AND p.oid = objid
          WHERE p.proname IN (SELECT n.name FROM needed n)
         UNION ALL
         SELECT NULL, 'TABLE', objid, objid::regclass::text
-          FROM part JOIN pg_class c ON classid = 'pg_class'::regclass AND c.oid = objid
+          FROM member JOIN pg_class c ON classid = 'pg_class'::regclass AND c.oid = objid
          WHERE c.relname = 'role_prefix'
          -- The schema comes before its content, so that a schema renamed meanwhile is reported as such.
          ORDER BY 1 DESC NULLS FIRST
@@ -82,7 +83,7 @@ BEGIN
             EXECUTE format('INSERT INTO %s AS p (role, prefix, level) VALUES ($1, $2, $3)
                 ON CONFLICT ON CONSTRAINT role_prefix_pkey DO UPDATE SET level = EXCLUDED.level
                 WHERE coalesce(array_position($4, p.level), 0) < array_position($4, EXCLUDED.level)', item.name)
-              USING (SELECT r.rolname FROM pg_roles r WHERE r.oid = role), beginning, requested, levels;
+              USING (SELECT r.rolname FROM pg_roles r WHERE r.oid = role), name_prefix, requested_level, levels;
         ELSE
             EXECUTE format('GRANT %s ON %s %s TO %s', item.privilege, item.kind, item.name, grantee);
         END IF;
@@ -125,23 +126,23 @@ BEGIN
 
     -- Revokes the names and, without a prefix, all that the role was granted of pg_fence.
     FOR item IN
-        WITH part AS (
+        WITH member AS (
             SELECT d.classid, d.objid FROM pg_extension e JOIN pg_depend d ON d.refobjid = e.oid
              WHERE e.extname = 'pg_fence' AND d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e'),
         object AS (
             SELECT 'FUNCTION' AS kind, objid, objid::regprocedure::text AS name, p.proacl AS acl
-              FROM part JOIN pg_proc p ON classid = 'pg_proc'::regclass AND p.oid = objid
+              FROM member JOIN pg_proc p ON classid = 'pg_proc'::regclass AND p.oid = objid
             UNION ALL
             SELECT 'TABLE', objid, objid::regclass::text, c.relacl
-              FROM part JOIN pg_class c ON classid = 'pg_class'::regclass AND c.oid = objid
+              FROM member JOIN pg_class c ON classid = 'pg_class'::regclass AND c.oid = objid
             UNION ALL
             SELECT 'SCHEMA', objid, objid::regnamespace::text, n.nspacl
-              FROM part JOIN pg_namespace n ON classid = 'pg_namespace'::regclass AND n.oid = objid)
+              FROM member JOIN pg_namespace n ON classid = 'pg_namespace'::regclass AND n.oid = objid)
         SELECT false AS holds_names, o.kind, o.objid, o.name FROM object o
          WHERE prefix IS NULL AND EXISTS (SELECT FROM aclexplode(o.acl) AS a WHERE a.grantee = role)
         UNION ALL
         SELECT true, 'TABLE', objid, objid::regclass::text
-          FROM part JOIN pg_class c ON classid = 'pg_class'::regclass AND c.oid = objid
+          FROM member JOIN pg_class c ON classid = 'pg_class'::regclass AND c.oid = objid
          WHERE c.relname = 'role_prefix'
     LOOP
         IF item.holds_names THEN
