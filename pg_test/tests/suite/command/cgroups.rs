@@ -8,7 +8,8 @@ use pg_test::{Harness, Result, ensure, harness_test};
 /// As on a machine on which no cgroup can be made.
 #[harness_test]
 fn without_a_cgroup_descendants_and_marks_are_found(harness: &Harness) -> Result<()> {
-    for scenario in [scenarios::frozen_renewer, scenarios::killed_supervisor, scenarios::left_behind]
+    for scenario in
+        [scenarios::frozen_renewer, scenarios::killed_supervisor, scenarios::left_behind]
     {
         play(harness, &program()?, None, "--no-cgroup", scenario)?;
     }

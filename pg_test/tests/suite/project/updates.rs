@@ -32,7 +32,8 @@ impl EarlierVersion {
         // An update script's name contains two versions.
         let released = |version: &String| version != VERSION && !version.contains("--");
         let all = files.scripts().keys().filter_map(version).filter(released);
-        let all: Vec<_> = all.map(|version| EarlierVersion { version, files: files.clone() }).collect();
+        let all: Vec<_> =
+            all.map(|version| EarlierVersion { version, files: files.clone() }).collect();
         match all.is_empty() {
             true => vec![EarlierVersion::made_up(harness)],
             false => all,

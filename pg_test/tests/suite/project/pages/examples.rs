@@ -1,6 +1,6 @@
 //! Every SQL example of every page gives the result that the page shows. Each page is one test, on its own server.
 
-use super::example::{self, Statement, ResultUse};
+use super::example::{self, ResultUse, Statement};
 use super::page;
 use pg_test::markdown;
 use pg_test::process::{PATIENCE, wait_until};
