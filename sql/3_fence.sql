@@ -239,7 +239,7 @@ BEGIN
              'it belongs to Postgres or to pg_fence itself', 'Fence tables of your own.', NULL),
             (c.relkind NOT IN ('r', 'p'), '42809', 'it is not a table of this server',
              'Fence the table that stores the rows.', NULL),
-            (c.relpersistence = 't', '42809', 'it is temporary', 'One session alone can write it.', NULL),
+            (c.relpersistence = 't', '42809', 'it is temporary', 'Fence a permanent table: one session alone can write this one.', NULL),
             (c.relpersistence = 'u', '42809', 'it is unlogged: a crash would empty it, fences and all',
              format('ALTER TABLE %s SET LOGGED;', table_name), NULL),
             (c.relispartition, '42809', 'it is a partition: rows could move around a fence on it alone',

@@ -33,7 +33,7 @@ BEGIN
     ELSIF octet_length(name_prefix) > 512 THEN
         RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'a prefix is at most 512 bytes long',
             DETAIL = jsonb_build_object('argument', 'prefix'),
-            HINT = 'No name of a lease is longer.';
+            HINT = 'Give a shorter one: no name of a lease is longer.';
     END IF;
 
     FOR item IN

@@ -186,7 +186,7 @@ pub fn long_template() -> Report {
     bad_argument(
         "lease",
         "the template of a lease is at most 8192 bytes long",
-        "The name that it makes is at most 512 bytes long.",
+        "Write a shorter one: the name that it makes is at most 512 bytes long.",
     )
 }
 
@@ -512,7 +512,7 @@ pub fn tokens_exhausted() -> Report {
     Report::new(
         SqlState::ObjectNotInPrerequisiteState,
         "fence.token_seq is exhausted".into(),
-        "No larger token exists.",
+        "Somebody has set it near the end of bigint. Stop the workers, DROP EXTENSION pg_fence CASCADE, CREATE EXTENSION pg_fence, call fence_grant and fence_protect again, and run the remedies of fence_audit(). No lease outlives that.",
     )
 }
 

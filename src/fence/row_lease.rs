@@ -198,7 +198,7 @@ impl RowWrite<'_> {
             return Err(errors::bad_argument(
                 "deadline",
                 "a deadline may be at most 366 days ahead",
-                "A deadline of three to ten times the heartbeat's interval is usual, as clock_timestamp() + '30 s'.",
+                "A heartbeat renews each third of the ttl; usual is clock_timestamp() + '30 s'.",
             ));
         }
         settings::check_ttl("deadline", ttl)

@@ -211,7 +211,7 @@ fn check_ttl(ttl: Span, session: bool) -> Result<(), Report> {
         (
             TTL_MAX,
             "ttl must be positive and at most 366 days",
-            "A ttl of three to ten times the heartbeat's interval is usual, as '30 s'. Only a lease with session => true may have a longer one.",
+            "A heartbeat renews each third of the ttl: '30 s' is usual. Only a lease with session => true may have a longer one.",
         )
     };
     if ttl <= Span::ZERO || ttl > longest {
@@ -246,14 +246,14 @@ pub fn acquire_request(args: &Args) -> Result<(Request, Duration), Report> {
         return Err(errors::bad_argument(
             "slots",
             "slots must be at least 1",
-            "slots is how many grants of the lease may live together.",
+            "Pass how many grants of the lease may live together, or leave it out.",
         ));
     }
     if shared && slots > 1 {
         return Err(errors::bad_argument(
             "slots",
             "shared and slots above 1 exclude each other",
-            "shared has no limit; slots has one.",
+            "Leave one of them out: shared has no limit, slots has one.",
         ));
     }
     if reclaim && holder.is_none() {
