@@ -62,7 +62,7 @@ const BUILD: &str = "
     rm -rf $OUT/../spec $OUT
     cp -r . $OUT
     cp -r ../spec $OUT/..
-    ln -s $LIBRARIES $OUT/node_modules
+    rm -rf $OUT/node_modules; ln -s $LIBRARIES $OUT/node_modules
     cd $OUT
     PRISMA_SCHEMA_ENGINE_BINARY=/bin/true CHECKPOINT_DISABLE=1 \
         node $LIBRARIES/prisma/build/index.js generate --schema tests/schema.prisma
