@@ -118,7 +118,7 @@ COMMENT ON TRIGGER changed ON fence.role_prefix IS 'tells every session that row
 -- PARALLEL UNSAFE, because it may take a snapshot.
 CREATE FUNCTION fence.is_visible(name text) RETURNS boolean
     LANGUAGE c STABLE STRICT PARALLEL UNSAFE COST 2 AS 'MODULE_PATHNAME', 'fence_is_visible';
-COMMENT ON FUNCTION fence.is_visible(text) IS 'may the caller see the lease of this name?';
+COMMENT ON FUNCTION fence.is_visible(text) IS 'true if the caller may see the lease of this name';
 
 -- pg_dump treats these as data, not as part of the extension. (Sequences that are not named here are not dumped, so no
 -- dump sets them back.)

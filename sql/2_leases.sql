@@ -72,7 +72,7 @@ COMMENT ON FUNCTION lease_guard(text, bigint) IS
 CREATE FUNCTION lease_check(name text, token bigint)
     RETURNS boolean LANGUAGE c VOLATILE PARALLEL UNSAFE COST 100 AS 'MODULE_PATHNAME', 'lease_check';
 COMMENT ON FUNCTION lease_check(text, bigint) IS
-    'does the token speak for the lease at this instant? Takes no lock and promises nothing beyond it';
+    'true if the token speaks for the lease at this instant; takes no lock, and promises nothing beyond it';
 
 -- Volatile, so that it reads at the time of the call: a stable function would show the rows as of the beginning of
 -- the statement, and so no grants of the same statement. The view reads the whole table to find all uncommitted grants;
