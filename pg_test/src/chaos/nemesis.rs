@@ -584,11 +584,11 @@ impl Nemesis {
         self.workers.dismiss(Duration::from_secs(20));
         self.servers.primary().wait_ready(Duration::from_secs(60))?;
         self.resolver.take().map_or(Ok(()), |mut resolver| resolver.end())?;
-        self.all_can_be_had()
+        self.all_can_be_acquired()
     }
 
     /// Checks that no lock is left, and that every lease is free.
-    fn all_can_be_had(&self) -> Result<()> {
+    fn all_can_be_acquired(&self) -> Result<()> {
         let mut session = self.servers.primary().connect(DATABASE)?;
         nothing_is_left(&mut session)?;
         let all = format!(
@@ -597,7 +597,7 @@ impl Nemesis {
             self.instructions.leases.exclusive
         );
         let had = session.rows(&all)?;
-        ensure!(had.iter().all(|row| row[0].as_deref() == Some("t")), "not to be had: {had:?}");
+        ensure!(had.iter().all(|row| row[0].as_deref() == Some("t")), "not acquired: {had:?}");
         Ok(())
     }
 }
