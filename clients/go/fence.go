@@ -353,11 +353,16 @@ func (l *Lease) Check() error {
 	if l.Held() {
 		return nil
 	}
-	l.h.input(0, func() {})
+	reason := ReasonReleased
+	l.h.input(0, func() {
+		if l.h.states.isOver(l.key) {
+			reason = ReasonDeadline
+		}
+	})
 	if endError := l.endError.Load(); endError != nil {
 		return endError
 	}
-	return newLeaseLost(ReasonReleased, "", l.names...)
+	return newLeaseLost(reason, "", l.names...)
 }
 
 // Lost returns a channel that is closed when the lease is lost, by its deadline at the latest. A

@@ -445,11 +445,14 @@ func (s *leaseStates) remaining(now int64, key string) int64 {
 	if l == nil || !l.isHeld() {
 		return 0
 	}
-	left := l.deadline - now
-	if l.rowLocks > 0 {
-		left = max(1, left)
-	}
-	return max(0, min(left, l.endsAt-now))
+	return max(0, min(l.deadline, l.endsAt)-now)
+}
+
+// isOver reports whether the window of a lease is over that is not lost, as a transaction has locked
+// its row. It is asked of a lease without remaining time, after a step.
+func (s *leaseStates) isOver(key string) bool {
+	l := s.lease(key)
+	return l != nil && l.isHeld()
 }
 
 // wake returns the latest time of the next step, or never if there is nothing to do.

@@ -223,7 +223,7 @@ func input(t *testing.T, s *leaseStates, lead *leadState, now int64, what string
 		"row_locked":       func() { s.rowLocked(args.Key) },
 		"row_unlocked":     func() { s.rowUnlocked(args.Key) },
 		"suspect":          func() { s.suspect(args.Keys) },
-		"check":            func() { s.effects = append(s.effects, checked(s, args.Key)) },
+		"check":            func() { s.effects = append(s.effects, checked(s, now, args.Key)) },
 		"close":            s.close,
 		"sent":             func() { s.sent(args.Call) },
 		"answer":           func() { s.answered(args.Call, answerOf(s.call(args.Call), args)) },
@@ -252,13 +252,17 @@ func input(t *testing.T, s *leaseStates, lead *leadState, now int64, what string
 }
 
 // checked is the reply to a check.
-func checked(s *leaseStates, key string) effect {
+func checked(s *leaseStates, now int64, key string) effect {
 	e := effect{Reply: key}
-	if l := s.lease(key); l == nil || !l.isHeld() {
-		e.Error, e.Reason = LeaseLost, ReasonReleased
-		if l != nil && l.state == lost {
-			e.Reason, e.Advice = l.reason, l.advice
-		}
+	if s.remaining(now, key) > 0 {
+		return e
+	}
+	e.Error, e.Reason = LeaseLost, ReasonReleased
+	switch l := s.lease(key); {
+	case s.isOver(key):
+		e.Reason = ReasonDeadline
+	case l != nil && l.state == lost:
+		e.Reason, e.Advice = l.reason, l.advice
 	}
 	return e
 }

@@ -465,6 +465,9 @@ func (w *worker) transaction(ctx context.Context, beginEvent string, tx pgx.Tx) 
 				return w.transaction(ctx, "guarded", tx)
 			}
 			done, err = "", answerEnd(w.holding().Guard(ctx, tx, work))
+		case "check":
+			lease, _ := w.holding().(*pgfence.Lease)
+			done, err = "held", lease.Check()
 		case "commit-itself":
 			err = exec("COMMIT")(ctx, tx)
 		case "fail-and-go-on":

@@ -348,6 +348,8 @@ class Worker:
                     say("slept")
                 case "guard":
                     await self.transaction("guarded", self.held().guard(connection), connection)
+                case "check":
+                    await self.check()
                 case "commit-itself":
                     await settled(connection.execute("COMMIT"))
                     say("done")

@@ -571,9 +571,13 @@ impl Heartbeat {
         if !self.remaining(grant).is_zero() {
             return Ok(());
         }
-        self.input(|_| {});
-        let released = || Error::lost(&grant.names, Reason::Released, false);
-        Err(grant.end_error().unwrap_or_else(released))
+        let mut reason = Reason::Released;
+        self.input(|states| {
+            if states.is_over(grant.id) {
+                reason = Reason::Deadline;
+            }
+        });
+        Err(grant.end_error().unwrap_or_else(|| Error::lost(&grant.names, reason, false)))
     }
 
     pub fn remaining(&self, grant: &Grant) -> Duration {

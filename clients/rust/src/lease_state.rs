@@ -319,9 +319,8 @@ impl LeaseState {
 
     /// How long the client may believe that it holds the lease, without an input.
     fn remaining(&self, now: i64) -> i64 {
-        let left = self.deadline - now;
-        let left = if self.row_locks > 0 { left.max(1) } else { left };
-        if self.is_held() { left.min(self.ends_at - now).max(0) } else { 0 }
+        let left = self.deadline.min(self.ends_at) - now;
+        if self.is_held() { left.max(0) } else { 0 }
     }
 
     /// The time of the lease's next step by the clock. `is_free`: its connection has no call.
@@ -628,6 +627,12 @@ impl LeaseStates {
     /// How long the client may believe that it holds the lease.
     pub fn remaining(&self, now: i64, id: Id) -> i64 {
         self.leases.get(&id).map_or(0, |lease| lease.remaining(now))
+    }
+
+    /// True if the window of a lease is over that is not lost, as a transaction has locked its row.
+    /// It is asked of a lease without remaining time, after a step.
+    pub fn is_over(&self, id: Id) -> bool {
+        self.leases.get(&id).is_some_and(LeaseState::is_held)
     }
 
     // Time. Each step first ends what has ended by its time.

@@ -555,9 +555,10 @@ async fn a_row_is_a_lease() {
         let guard = shop.fence.guard(&mut client, [&name, &row]).await.unwrap();
         guard.execute("UPDATE runs SET state = 'half'", &[]).await.unwrap();
         sleep(SHORT * 3).await;
-        row.check().unwrap();
+        // The transaction took longer than the ttl. It may commit, but its session could have ended.
+        assert_eq!(lost(row.check()), Reason::Deadline);
         guard.commit().await.unwrap();
-        // The transaction took longer than the ttl, so anybody can claim the row now.
+        // Anybody can claim the row now.
         assert_eq!(lost(row.check()), Reason::Deadline);
         let token = shop.sql(&claim).await;
         let row = keep("runs", "1", &token).await.unwrap();

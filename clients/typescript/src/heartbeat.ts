@@ -302,7 +302,9 @@ export class Heartbeat {
     if (this.remaining(holding).milliseconds > 0) return;
     this.#input(() => {});
     holding.isLossSeen = true;
-    throw holding.lossError();
+    // A transaction that has locked the row outlives the deadline.
+    const isOver = this.#states.lease(holding.request.id)?.state === "held";
+    throw isOver ? new LeaseLost("deadline", holding.names) : holding.lossError();
   }
 
   /** Renews the leases at once, and waits for the outcome. */

@@ -387,8 +387,7 @@ export class LeaseStates implements Sender {
   remaining(now: number, key: string): number {
     const lease = this.#leases.get(key);
     if (!(lease && isHeld(lease))) return 0;
-    const left = lease.deadline - now;
-    return Math.max(0, Math.min(lease.rowLocks > 0 ? Math.max(1, left) : left, lease.endsAt - now));
+    return Math.max(0, Math.min(lease.deadline, lease.endsAt) - now);
   }
 
   /** True if the program may be waiting for a call, an acquire or a release. */

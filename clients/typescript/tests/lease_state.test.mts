@@ -59,20 +59,21 @@ function lead(
 }
 
 /** Returns the reply to a check, which is no input of the machine. */
-function checked(states: LeaseStates, key: string): Reply {
+function checked(states: LeaseStates, at: number, key: string): Reply {
   const lease = states.lease(key);
-  if (lease?.state === "held") return { reply: key };
-  const { reason, advice } = lease?.state === "lost" ? lease : { reason: "released" as const };
+  if (states.remaining(at, key) > 0) return { reply: key };
+  const late = { reason: lease?.state === "held" ? ("deadline" as const) : ("released" as const) };
+  const { reason, advice } = lease?.state === "lost" ? lease : { ...late, advice: undefined };
   return { reply: key, error: "LeaseLost", reason, advice };
 }
 
-function input(states: LeaseStates, what: string, fields: any): void {
+function input(states: LeaseStates, at: number, what: string, fields: any): void {
   const inputs: Record<string, () => void> = {
     acquire: () => states.acquire(fields),
     keep_row: () => states.acquire({ ...fields, names: [fields.key] }),
     give_up: () => states.giveUp(fields.id),
     release: () => states.release(fields.key),
-    check: () => states.effects.push(checked(states, fields.key)),
+    check: () => states.effects.push(checked(states, at, fields.key)),
     last_transaction: () => states.lastTransaction(fields.keys, fields.stage),
     row_locked: () => states.rowLocked([fields.key]),
     row_unlocked: () => states.rowUnlocked([fields.key]),
@@ -102,7 +103,8 @@ function play({ jitter = 0, steps }: { jitter?: number; steps: Step[] }): void {
       leader ??= new LeadState(raw.ttl, jitter);
       out = lead(leader, at, raw);
     } else if (what === "guard_failed") out = [guardFailed(fields as GuardError)];
-    else if (what !== "nothing") out = states.step(at, () => input(states, what, fields), raw.call);
+    else if (what !== "nothing")
+      out = states.step(at, () => input(states, at, what, fields), raw.call);
     calls += out.filter((effect) => "call" in effect).length;
     const effects = out.map((effect) => renamed(effect, snake));
     const message = `step ${i} at ${at}: ${JSON.stringify(effects)}`;

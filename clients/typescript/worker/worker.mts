@@ -351,6 +351,8 @@ class Worker {
         say("slept");
       } else if (order.do === "guard") {
         await this.transaction("guarded", (work) => this.currentLease().guard(tx, work));
+      } else if (order.do === "check") {
+        this.check();
       } else if (order.do === "commit-itself") {
         await this.driver.run(tx, "COMMIT");
         say("done");

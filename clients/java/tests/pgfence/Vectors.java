@@ -102,7 +102,7 @@ final class Vectors {
                                         number(args, "token", 0));
                         case "give_up" -> states.giveUp(id);
                         case "release" -> states.release(key);
-                        case "check" -> states.effects.add(checked(key));
+                        case "check" -> states.effects.add(checked(at, key));
                         case "last_transaction" ->
                                 states.lastTransaction(strings(args, "keys"), text(args, "stage"));
                         case "row_locked" -> states.rowLocked(key);
@@ -123,13 +123,16 @@ final class Vectors {
     }
 
     /** Returns the reply to a check, which is no input of the machine. */
-    private Reply checked(String key) {
+    private Reply checked(long at, String key) {
         LeaseState lease = states.lease(key);
-        Reply reply = new Reply(lease != null && lease.isHeld() ? null : "LeaseLost");
+        Reply reply = new Reply(states.remaining(at, key) > 0 ? null : "LeaseLost");
         reply.reply = key;
         if (reply.error != null) {
             boolean isLost = lease != null && lease.state == State.LOST;
-            reply.reason = isLost ? lease.reason : FenceException.Reason.RELEASED;
+            FenceException.Reason late = FenceException.Reason.DEADLINE;
+            FenceException.Reason other =
+                    states.isOver(key) ? late : FenceException.Reason.RELEASED;
+            reply.reason = isLost ? lease.reason : other;
             reply.advice = isLost ? lease.advice : null;
         }
         return reply;

@@ -446,6 +446,10 @@ final class Worker {
                 case "sleep" -> sleep(connection, step);
                 case "guard" ->
                         transaction(connection, steps -> held().guard(connection, steps::call));
+                case "check" -> {
+                    check();
+                    say("held");
+                }
                 case "commit-itself" -> {
                     connection.commit();
                     say("done");

@@ -152,8 +152,7 @@ class LeaseState(Sender):
 
     def remaining(self, now: int) -> int:
         """Returns how long the client may believe that it holds the lease, without an input."""
-        left = max(1, self.deadline - now) if self.row_locks else self.deadline - now
-        return max(0, min(left, self.ends_at - now)) if self.is_held else 0
+        return max(0, min(self.deadline, self.ends_at) - now) if self.is_held else 0
 
     def end_reason(self, now: int) -> str:
         """Returns why the lease is not held, or an empty text if it is held."""

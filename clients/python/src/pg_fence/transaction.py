@@ -377,6 +377,8 @@ class Guard(Block[C]):
             try:
                 typed_error = self._error_of(error, failure)
             finally:
+                # A rollback may hang: then the loss at the deadline cuts the connection.
+                self._end_row_locks()
                 await self._roll_back(error)
             if failure["suspect"]:
                 self._heartbeat.suspect(self._holdings)

@@ -100,9 +100,11 @@ impl Player {
         let effects = self.states.step(now, call, |states| {
             input(states);
             if what == "check" {
-                let lease = states.leases.get(&self.ids[&text(&arguments["key"])]);
+                let id = self.ids[&text(&arguments["key"])];
+                let lease = states.leases.get(&id);
                 let end = match lease.map(|lease| (lease.state, lease.is_other_role)) {
-                    Some((State::Held, _)) => None,
+                    Some((State::Held, _)) if states.remaining(now, id) > 0 => None,
+                    Some((State::Held, _)) => Some((Reason::Deadline, false)),
                     Some((State::Lost(reason), is_other_role)) => Some((reason, is_other_role)),
                     _ => Some((Reason::Released, false)),
                 };

@@ -417,6 +417,12 @@ impl Worker {
                     let inner = lease.guard(&mut guard).await?;
                     Box::pin(self.steps(inner, orders)).await?;
                 }
+                "check" => {
+                    if let Held::Lease(lease) = self.held()? {
+                        lease.check()?;
+                    }
+                    say("held", json!({}));
+                }
                 "commit" => {
                     guard.commit().await?;
                     say("committed", json!({}));

@@ -519,6 +519,10 @@ final class Heartbeat {
         return states.remaining(Clock.now(), lease.key);
     }
 
+    synchronized boolean isOver(Lease lease) {
+        return states.isOver(lease.key);
+    }
+
     /** Releases a lease, and waits for its end. An interrupt does not end the wait. */
     void release(Lease lease) {
         input(states -> states.release(lease.key));

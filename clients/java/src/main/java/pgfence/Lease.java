@@ -55,7 +55,9 @@ public final class Lease extends Holding implements AutoCloseable {
     public void check() {
         if (!isHeld()) {
             heartbeat.input(Heartbeat.TICK);
-            throw loss(false, null);
+            throw heartbeat.isOver(this)
+                    ? new LeaseLost(Reason.DEADLINE, null, names(), false, null)
+                    : loss(false, null);
         }
     }
 

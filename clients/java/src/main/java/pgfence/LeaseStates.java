@@ -487,8 +487,16 @@ final class LeaseStates {
         if (lease == null || !lease.isHeld()) {
             return 0;
         }
-        long left = lease.rowLocks > 0 ? max(1, lease.deadline - now) : lease.deadline - now;
-        return max(0, min(left, lease.endsAt - now));
+        return max(0, min(lease.deadline, lease.endsAt) - now);
+    }
+
+    /**
+     * Returns true if the window of a lease is over that is not lost, as a transaction has locked
+     * its row. It is asked of a lease without remaining time, after a step.
+     */
+    boolean isOver(String key) {
+        LeaseState lease = leases.get(key);
+        return lease != null && lease.isHeld();
     }
 
     // Time. Each step first ends what has ended by its time.

@@ -135,6 +135,8 @@ final class Transaction {
             Throwable typed = typed(error);
             lastStage = failure.last();
             isSuspect |= failure.suspect();
+            // A rollback may hang: then the loss at the deadline cuts the connection.
+            reportRowLocks(false);
             rollBack();
             throw Heartbeat.sneakyThrow(typed);
         } finally {
