@@ -530,6 +530,32 @@ final class Tests {
         assertThrows(LeaseLost.class, late::close);
     }
 
+    /** HikariCP resets what it takes back, which a connection that was cut refuses. */
+    @Test
+    void toCutAConnectionOfAPoolWritesNoLineToTheLog() throws Exception {
+        List<String> lines = new CopyOnWriteArrayList<>();
+        CompletableFuture<Void> isClosed = new CompletableFuture<>();
+        Callable<?> closes =
+                () -> {
+                    isClosed.complete(null);
+                    throw new SQLException("This connection has been closed.", "08003");
+                };
+        Handler handler =
+                new StreamHandler() {
+                    @Override
+                    public void publish(LogRecord line) {
+                        lines.add(line.getMessage() + line.getThrown());
+                    }
+                };
+        Logger.getLogger("pgfence").addHandler(handler);
+        Connections.cut(withMethod(as("postgres"), "close", closes));
+        isClosed.get(30, TimeUnit.SECONDS);
+        // A line would come after that.
+        Thread.sleep(300);
+        Logger.getLogger("pgfence").removeHandler(handler);
+        assertEquals(List.of(), lines);
+    }
+
     @Test
     void aListenerOrALogThatFailsDelaysNoCall() throws Exception {
         Handler failing =

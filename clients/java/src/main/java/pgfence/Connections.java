@@ -234,7 +234,11 @@ final class Connections {
                         connection.unwrap(BaseConnection.class).getQueryExecutor().abort();
                     }
                     // Until close, newer drivers keep a thread, and a pool counts the connection.
-                    connection.close();
+                    try {
+                        connection.close();
+                    } catch (SQLException hasEnded) {
+                        // A pool resets the connection before it gives it up.
+                    }
                 });
     }
 
