@@ -178,10 +178,10 @@ class Tests(unittest.TestCase):
             self.assertLess(time.monotonic(), until, "it does not come true")
             time.sleep(0.05)
 
-    def keep(self, fence: Any, token: int, **key: Any) -> Any:
+    def keep(self, fence: Any, token: int, ttl: timedelta = LONG, **key: Any) -> Any:
         of, table = {"fence": "token", "deadline": "locked_until"}, ("public", RUNS[1:-1])
         return fence.keep_row(
-            table, {"id": 5, "day %s": date(2026, 11, 29)} | key, token, LONG, **of
+            table, {"id": 5, "day %s": date(2026, 11, 29)} | key, token, ttl, **of
         )
 
     @on_each_kind
@@ -670,6 +670,25 @@ class Tests(unittest.TestCase):
             self.admin.execute(of_bytes)
             with self.keep(self.fence, self.value(CLAIM), id=key) as lease:
                 self.assertTrue(lease.held)
+
+    def test_a_rollback_under_a_row_that_hangs_ends_at_the_deadline(self) -> None:
+        ended: list[bytes] = []
+
+        def hangs(*_: Any) -> None:
+            """As on a dead network: until a loss cuts the connection."""
+            with socket.socket(fileno=os.dup(on.fileno())) as own:
+                own.settimeout(20)
+                ended.append(own.recv(1))
+            raise OperationalError("the connection is lost")
+
+        kept = self.keep(self.fence, self.value(CLAIM.replace("1 h", "2 s")), SHORT)
+        with psycopg.connect(URL) as on, self.assertRaisesRegex(LeaseLost, "deadline"):
+            with kept as row, row.guard(on):
+                time.sleep(SHORT.total_seconds())
+                self.assertFalse(row.held)
+                mock.patch.object(on, "wait", hangs).start()
+                row.check()
+        self.assertEqual(ended, [b""])
 
     def test_a_connection_of_the_programs_own_kind(self) -> None:
         for kind in {"cursor_factory": RawCursor}, {"client_encoding": "SQL_ASCII"}:

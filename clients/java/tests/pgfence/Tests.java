@@ -530,6 +530,33 @@ final class Tests {
         assertThrows(LeaseLost.class, late::close);
     }
 
+    /** On a dead network a rollback hangs until the loss cuts the connection. */
+    @Test
+    void aRollbackOfARowsGuardThatHangsEndsAtTheDeadline() throws Exception {
+        Options options = new Options().ttl(TTL).columns("fence", "till");
+        Map<String, ?> key = Map.of("id", 7, "the \"one", "me,\n\"\\");
+        Lease lease = fence.keepRow("public.runs", key, claim(), options);
+        Connection other = as("postgres");
+        Callable<?> hangs =
+                () -> {
+                    eventually(other::isClosed);
+                    throw new SQLException("This connection has been closed.", "08003");
+                };
+        Connection dead = withMethod(other, "rollback", hangs);
+        Executable works =
+                () ->
+                        lease.guard(
+                                dead,
+                                () -> {
+                                    Thread.sleep(TTL.toMillis());
+                                    assertFalse(lease.isHeld());
+                                    lease.check();
+                                });
+        Executable ends = () -> assertTimeoutPreemptively(TTL.plusSeconds(2), works);
+        assertEquals(Reason.DEADLINE, assertThrows(LeaseLost.class, ends).reason());
+        assertThrows(LeaseLost.class, lease::close);
+    }
+
     /** HikariCP resets what it takes back, which a connection that was cut refuses. */
     @Test
     void toCutAConnectionOfAPoolWritesNoLineToTheLog() throws Exception {
