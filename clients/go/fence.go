@@ -257,14 +257,15 @@ func (f *Fence) Lead(ctx context.Context, name string, ttl time.Duration, work W
 			lead.granted(clock())
 			err = lease.Do(ctx, work)
 		}
-		if err == nil || ctx.Err() != nil || f.h.isClosing() {
-			return err
+		if err == nil {
+			return nil
 		}
-		if kind, code := typeOf(err); lease == nil {
-			effects = lead.notGranted(kind, code)
-		} else {
-			effects = lead.workFailed(clock(), kind, code, lease.lossError() != nil)
+		failure := leadFailure{
+			IsLost: lease != nil && lease.lossError() != nil, IsStopped: ctx.Err() != nil,
+			IsClosed: f.h.isClosing(),
 		}
+		failure.Kind, failure.Code = typeOf(err)
+		effects = lead.failed(clock(), failure)
 	}
 }
 

@@ -1211,36 +1211,36 @@ func (s *leaseStates) log(what string, reason Reason) {
 type leadState struct {
 	ttl, jitter  int64
 	failures     int
+	leads        bool
 	leadingSince int64
 }
 
-func (l *leadState) granted(now int64) { l.leadingSince = now }
+func (l *leadState) granted(now int64) { l.leads, l.leadingSince = true, now }
 
-// workFailed is the input that the work has failed. The kind of its error is "" if this package has
-// none for it. A loss of the lease leads to another acquire, whatever the work's error is.
-func (l *leadState) workFailed(now int64, kind Kind, code string, isLost bool) []effect {
-	why := cause(kind, code, false)
-	if !isLost && why == "own" {
-		return []effect{{Lead: "end", Code: "work failed"}}
-	}
-	if now-l.leadingSince >= min(l.ttl, 60_000) {
+// leadFailure is an error of the acquire or of the work. Its Kind is "" if this package has none for
+// it. IsLost: the lease is lost, and the error does not matter. IsClosed: the fence is closed.
+type leadFailure struct {
+	Kind                        Kind
+	Code                        string
+	IsLost, IsStopped, IsClosed bool
+}
+
+// failed returns what follows from an error. An outage writes one line to the log, and emits one
+// event if this process has led.
+func (l *leadState) failed(now int64, f leadFailure) (effects []effect) {
+	hasLed := l.leads
+	l.leads = false
+	why := cause(f.Kind, f.Code, !hasLed)
+	switch {
+	case why == "own" && !f.IsLost:
+		return []effect{{Lead: "end", Code: why}}
+	case f.IsStopped:
+		return []effect{{Lead: "end", Code: "stopped"}}
+	case f.IsClosed:
+		return []effect{{Lead: "end", Code: "closed"}}
+	case hasLed && now-l.leadingSince >= min(l.ttl, 60_000):
 		l.failures = 0
 	}
-	return l.pause(why, true)
-}
-
-// notGranted is the input that an acquire has failed.
-func (l *leadState) notGranted(kind Kind, code string) []effect {
-	why := cause(kind, code, true)
-	if why == "own" {
-		return []effect{{Lead: "end", Code: why}}
-	}
-	return l.pause(why, false)
-}
-
-// pause acquires again after a growing pause. An outage writes one line to the log, and emits one
-// event if this process has led.
-func (l *leadState) pause(why string, hasLed bool) (effects []effect) {
 	if l.failures == 0 {
 		effects = append(effects, effect{Log: "leads no more", Code: why})
 		if hasLed {

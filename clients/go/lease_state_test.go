@@ -196,6 +196,7 @@ type inputArgs struct {
 	What             string
 	Error            Kind
 	Lost             bool
+	Stopped, Closed  bool
 }
 
 func input(t *testing.T, s *leaseStates, lead *leadState, now int64, what string, in any) []effect {
@@ -235,10 +236,11 @@ func input(t *testing.T, s *leaseStates, lead *leadState, now int64, what string
 	leadInputs := map[string]func() []effect{
 		"start":   func() []effect { lead.ttl = args.TTL; return nil },
 		"granted": func() []effect { lead.granted(now); return nil },
-		"work failed": func() []effect {
-			return lead.workFailed(now, args.Error, args.Code, args.Lost)
+		"failed": func() []effect {
+			return lead.failed(now, leadFailure{
+				args.Error, args.Code, args.Lost, args.Stopped, args.Closed,
+			})
 		},
-		"not granted": func() []effect { return lead.notGranted(args.Error, args.Code) },
 	}[args.What]
 	switch {
 	case what == "nothing":

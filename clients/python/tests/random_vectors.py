@@ -136,18 +136,18 @@ class World:
     def lead(self) -> tuple[str, dict[str, Any]]:
         after = {
             "": ["start"],
-            "acquires": ["granted", "not granted"],
-            "leads": ["work failed"],
+            "acquires": ["granted", "failed"],
+            "leads": ["failed"],
         }
-        what = self.random.choice(after[self.lead_does])
+        what, has_led = self.random.choice(after[self.lead_does]), self.lead_does == "leads"
         self.lead_does = "leads" if what == "granted" else "acquires"
         given: dict[str, Any] = {"what": what}
         if what == "start":
             given["ttl"] = self.random.choice(TTLS)
-        if what.startswith(("not", "work")):
+        if what == "failed":
             given |= {"error": self.random.choice(ERRORS), "code": self.random.choice(CODES)}
-        if what == "work failed":
-            given["lost"] = self.chance(0.5)
+            given |= {"lost": has_led and self.chance(0.5)}
+            given |= {"stopped": self.chance(0.05), "closed": self.chance(0.05)}
         return "lead", given
 
     def guard_failed(self) -> tuple[str, dict[str, Any]]:

@@ -125,16 +125,16 @@ def led(
     error: str = "",
     code: str = "",
     lost: bool = False,
+    stopped: bool = False,
+    closed: bool = False,
 ) -> list[Any]:
     match what:
         case "start":
             leader.ttl = ttl
         case "granted":
             leader.granted(now)
-        case "work failed":
-            return leader.work_failed(now, error, code, lost)
-        case "not granted":
-            return leader.not_granted(error, code)
+        case "failed":
+            return leader.failed(now, error, code, lost, stopped, closed)
     return []
 
 

@@ -4,7 +4,7 @@ use crate::clock;
 use crate::connection::{Connected, Opener, Tls, open};
 use crate::errors::{Error, code_of, type_of};
 use crate::heartbeat::{Event, Heartbeat, Held, Setup, now};
-use crate::lease_state::{EventKind, LeadState, Options, Pause};
+use crate::lease_state::{EventKind, LeadEnd, LeadState, Options, Pause};
 use crate::statements::{Names, RowTable, holder_of_process, millis, quoted, span, unique_holder};
 use crate::transaction::{GuardState, Guardable, Guards};
 use serde_json::{Value, json};
@@ -138,36 +138,29 @@ impl Fence {
                 () = stop.cancelled() => return Ok(None),
                 acquired = request().acquire() => acquired,
             };
-            let (error, pause): (BoxError, _) = match acquired {
+            let (error, is_lost): (BoxError, _) = match acquired {
                 Ok(lease) => {
                     lead.granted(now());
                     let done = lease.run(work(lease.clone())).await;
-                    let is_lost = lease.check().is_err();
                     let released = lease.release().await;
+                    let is_lost = released.is_err();
                     let done = done.unwrap_or_else(|loss| Err(loss.into()));
                     // The work may return because it has noticed the loss.
                     match done.and_then(|done| Ok(released.map(|()| done)?)) {
                         Ok(done) => return Ok(Some(done)),
-                        Err(error) => {
-                            let (kind, code) = (type_of(&*error), code_of(&*error));
-                            (error, lead.work_failed(now(), kind, &code, is_lost))
-                        }
+                        Err(error) => (error, is_lost),
                     }
                 }
-                Err(error) => {
-                    let (kind, code) = (type_of(&error), code_of(&error));
-                    (error.into(), lead.not_granted(kind, &code))
-                }
+                Err(error) => (error.into(), false),
             };
-            let Some(Pause { pause, begins_outage, has_led }) = pause else { return Err(error) };
-            // After a stop the last error is not the program's.
-            if stop.is_cancelled() {
-                return Ok(None);
-            }
-            // An acquire of a closed fence is not tried again.
-            if self.0.is_closing() {
-                return Err(error);
-            }
+            let (code, is_stopped) = (code_of(&*error), stop.is_cancelled());
+            let failed = (type_of(&*error), &*code);
+            let next = lead.failed(now(), failed, is_lost, is_stopped, self.0.is_closing());
+            let Pause { pause, begins_outage, has_led } = match next {
+                Ok(pause) => pause,
+                Err(LeadEnd::Stopped) => return Ok(None),
+                Err(LeadEnd::Own | LeadEnd::Closed) => return Err(error),
+            };
             if begins_outage {
                 self.0.warn(format!("{name} leads no more, and it is tried again: {error}"));
             }

@@ -139,8 +139,6 @@ struct Inner {
     is_delivering: bool,
     /// The thread that delivers now.
     delivers: Option<ThreadId>,
-    /// True as soon as the program has begun to close the fence.
-    is_closing: bool,
     is_closed: bool,
     /// The reasons and names of the leases that the current input has ended, for the log.
     ended: Vec<(Reason, String)>,
@@ -601,15 +599,15 @@ impl Heartbeat {
 
     /// Releases all leases, ends all waits, and waits for the end of the thread.
     pub async fn close(self: &Arc<Self>) {
-        lock(&self.inner).is_closing = true;
         self.input(LeaseStates::close);
         self.wait_until(|inner| inner.is_closed).await;
         let idle = self.wait_until(|inner| inner.runtime.is_none());
         let _ = clock::within(Duration::from_secs(3), idle).await;
     }
 
+    /// True as soon as the program has begun to close the fence.
     pub fn is_closing(&self) -> bool {
-        lock(&self.inner).is_closing
+        lock(&self.inner).states.is_closing()
     }
 
     async fn wait_until(&self, condition: impl Fn(&Inner) -> bool) {

@@ -471,7 +471,7 @@ impl LeaseStates {
             ..LeaseState::default()
         };
         self.leases.insert(id, lease);
-        if self.closed_at.is_some() {
+        if self.is_closing() {
             self.reply(id, Some(Denial::Closed), None);
         } else if is_row {
             // The program has claimed the row at an unknown time, so a renewal confirms it first.
@@ -532,6 +532,10 @@ impl LeaseStates {
     pub fn suspect(&mut self, ids: &[Id]) {
         let now = self.now;
         update(&mut self.leases, ids.iter().copied(), |lease| lease.beat_at = now);
+    }
+
+    pub fn is_closing(&self) -> bool {
+        self.closed_at.is_some()
     }
 
     pub fn close(&mut self) {
@@ -902,7 +906,7 @@ impl LeaseStates {
         if !is_idle || !self.leases.values().all(LeaseState::is_lost) {
             return;
         }
-        if self.closed_at.is_some() && !self.has_closed {
+        if self.is_closing() && !self.has_closed {
             self.has_closed = true;
             self.undos.clear();
             let left = take(&mut self.connections).into_keys();
@@ -1374,14 +1378,14 @@ impl LeaseStates {
     }
 }
 
-/// The state of one `lead`. After an error it acquires again after a pause, or ends: then there is
-/// no pause.
+/// The state of one `lead`. After an error it acquires again after a pause, or ends.
 #[derive(Default)]
 pub struct LeadState {
     ttl: i64,
     jitter: i64,
     failures: u32,
-    leading_since: i64,
+    /// None while it does not lead.
+    leading_since: Option<i64>,
 }
 
 /// The pause of a `lead`. An outage that begins writes one line to the log, and emits the event
@@ -1392,45 +1396,52 @@ pub struct Pause {
     pub has_led: bool,
 }
 
+/// Why a `lead` ends. Only a stop is no error.
+#[derive(Debug, PartialEq)]
+pub enum LeadEnd {
+    Own,
+    Stopped,
+    Closed,
+}
+
 impl LeadState {
     pub fn new(ttl: i64, jitter: i64) -> LeadState {
         LeadState { ttl, jitter, ..LeadState::default() }
     }
 
     pub fn granted(&mut self, now: i64) {
-        self.leading_since = now;
+        self.leading_since = Some(now);
     }
 
-    /// `error` is the type of the error, if this package has one for it. A loss of the lease leads
-    /// to another acquire, whatever the work's error is.
-    pub fn work_failed(
+    /// The acquire or the work has failed. `error` is the type of the error, if this package has one
+    /// for it. After a loss of the lease it does not matter. `is_closed`: the fence is closed.
+    pub fn failed(
         &mut self,
         now: i64,
-        error: Option<ErrorType>,
-        code: &str,
+        (error, code): (Option<ErrorType>, &str),
         is_lost: bool,
-    ) -> Option<Pause> {
-        if !is_lost && cause(error, code, false) == "own" {
-            return None;
+        is_stopped: bool,
+        is_closed: bool,
+    ) -> Result<Pause, LeadEnd> {
+        let since = self.leading_since.take();
+        if !is_lost && cause(error, code, since.is_none()) == "own" {
+            return Err(LeadEnd::Own);
         }
-        if now - self.leading_since >= self.ttl.min(60_000) {
+        if is_stopped {
+            return Err(LeadEnd::Stopped);
+        }
+        if is_closed {
+            return Err(LeadEnd::Closed);
+        }
+        if since.is_some_and(|since| now - since >= self.ttl.min(60_000)) {
             self.failures = 0;
         }
-        Some(self.pause(true))
-    }
-
-    pub fn not_granted(&mut self, error: Option<ErrorType>, code: &str) -> Option<Pause> {
-        (cause(error, code, true) != "own").then(|| self.pause(false))
-    }
-
-    /// Acquires again after a growing pause.
-    fn pause(&mut self, has_led: bool) -> Pause {
         let begins_outage = self.failures == 0;
         let shortest = (self.ttl / 12).max(SHORTEST_PAUSE);
         let pause = (shortest << self.failures.min(20)).min(longest_backoff(self.ttl));
         let pause = jittered(pause, self.jitter);
         self.failures += 1;
-        Pause { pause, begins_outage, has_led }
+        Ok(Pause { pause, begins_outage, has_led: since.is_some() })
     }
 }
 

@@ -329,21 +329,22 @@ export class Fence<On, Tx> {
         leader.granted(now());
         return (await this.#runWork(holding, work)) as T;
       } catch (error) {
-        if (!holding && stop?.aborted) break;
-        const type = error instanceof errors.FenceError ? error.name : "";
-        const code = errors.codeOf(error);
-        const effects = holding
-          ? leader.workFailed(now(), type, code, holding.isLost)
-          : leader.notGranted(type, code);
-        if (effects.some((effect) => "lead" in effect && effect.lead === "end")) throw error;
-        if (stop?.aborted) break;
-        // An acquire of a closed fence is not tried again.
-        if (this.#heartbeat.isClosing) throw error;
+        // The acquire was given up.
+        if (!holding && stop?.aborted && error === stop.reason) break;
+        const effects = leader.failed(now(), {
+          error: error instanceof errors.FenceError ? error.name : "",
+          code: errors.codeOf(error),
+          isLost: holding?.isLost ?? false,
+          isStopped: stop?.aborted ?? false,
+          isClosed: this.#heartbeat.isClosing,
+        });
         for (const effect of effects) {
           if ("log" in effect) warn(`${name} ${effect.log}, and it is tried again: ${error}`);
           else if ("event" in effect) void this.#heartbeat.emit(interrupted);
           else if (effect.lead === "pause")
             await sleep(effect.pause, undefined, stop && { signal: stop }).catch(() => {});
+          else if (effect.code === "stopped") return undefined;
+          else throw error;
         }
       }
     }

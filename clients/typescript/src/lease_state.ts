@@ -1009,11 +1009,22 @@ export type LeadEffect =
   | { readonly log: string; readonly code: string }
   | { readonly event: "interrupted"; readonly code: string };
 
+/** An error of the acquire or of the work. `error` is its type, or empty if this package has none for
+ * it. After a loss of the lease the error does not matter. `isClosed`: the fence is closed. */
+export interface LeadError {
+  readonly error: string;
+  readonly code: string;
+  readonly isLost: boolean;
+  readonly isStopped: boolean;
+  readonly isClosed: boolean;
+}
+
 /** The state of one `lead`. Its last effect after an error is `pause`, before it acquires again, or
  * `end`. */
 export class LeadState {
   #failures = 0;
-  #leadingSince = 0;
+  /** Since when it leads, or NEVER. */
+  #leadingSince = NEVER;
 
   constructor(
     readonly ttl: number,
@@ -1024,27 +1035,19 @@ export class LeadState {
     this.#leadingSince = now;
   }
 
-  /** `error` is the type of the error, or empty if this package has none for it. A loss of the lease
-   * leads to another acquire, whatever the work's error is. */
-  workFailed(now: number, error: string, code: string, isLost: boolean): LeadEffect[] {
-    const cause = causeOf(error, code, false);
-    if (!isLost && cause === "own") return [{ lead: "end", code: "work failed" }];
-    if (now - this.#leadingSince >= Math.min(this.ttl, 60_000)) this.#failures = 0;
-    return this.#pause(cause, true);
-  }
-
-  notGranted(error: string, code: string): LeadEffect[] {
-    const cause = causeOf(error, code, true);
-    return cause === "own" ? [{ lead: "end", code: cause }] : this.#pause(cause, false);
-  }
-
-  /** Acquires again after a growing pause. An outage writes one line to the log, and emits one
-   * event if this process has led. */
-  #pause(code: string, hasLed: boolean): LeadEffect[] {
+  /** The acquire or the work has failed. An outage writes one line to the log, and emits one event
+   * if this process has led. */
+  failed(now: number, { error, code, isLost, isStopped, isClosed }: LeadError): LeadEffect[] {
+    const since = this.#leadingSince;
+    this.#leadingSince = NEVER;
+    const cause = causeOf(error, code, since === NEVER);
+    if (cause === "own" && !isLost) return [{ lead: "end", code: cause }];
+    if (isStopped || isClosed) return [{ lead: "end", code: isStopped ? "stopped" : "closed" }];
+    if (now - since >= Math.min(this.ttl, 60_000)) this.#failures = 0;
     const effects: LeadEffect[] = [];
     if (this.#failures === 0) {
-      effects.push({ log: "leads no more", code });
-      if (hasLed) effects.push({ event: "interrupted", code });
+      effects.push({ log: "leads no more", code: cause });
+      if (since !== NEVER) effects.push({ event: "interrupted", code: cause });
     }
     const shortest = Math.max(Math.floor(this.ttl / 12), SHORTEST_PAUSE);
     const longest = longestBackoff(this.ttl);

@@ -50,10 +50,10 @@ function matches(actual: Fields, expected: Fields): boolean {
 function lead(
   leader: LeadState,
   now: number,
-  { what, error = "", code = "", lost = false }: Fields,
+  { what, error = "", code = "", lost = false, stopped = false, closed = false }: Fields,
 ): readonly object[] {
-  if (what === "work failed") return leader.workFailed(now, error, code, lost);
-  if (what === "not granted") return leader.notGranted(error, code);
+  const failed = { error, code, isLost: lost, isStopped: stopped, isClosed: closed };
+  if (what === "failed") return leader.failed(now, failed);
   if (what === "granted") leader.granted(now);
   return [];
 }

@@ -417,7 +417,15 @@ final class Tests {
         held.lost().thenRun(stop::countDown);
         assertFalse(fence.lead("job", TTL, stop, leads -> {}));
         assertThrows(LeaseLost.class, held::close);
-        // A leader whose fence is closed does not try again.
+        // A leader that is stopped does not try again, nor one whose fence is closed.
+        CountDownLatch stopping = new CountDownLatch(1);
+        Fence.Leading<Exception> stops =
+                lease -> {
+                    stopping.countDown();
+                    sql("SELECT lease_revoke('job')");
+                    lease.lost().get();
+                };
+        assertFalse(fence.lead("job", TTL, stopping, stops));
         Fence.Leading<Exception> closes =
                 lease -> {
                     fence.close();

@@ -191,8 +191,10 @@ final class Vectors {
                 leader.granted(at);
                 yield List.of();
             }
-            case "work failed" -> leader.workFailed(at, error, code, is(args, "lost"));
-            case "not granted" -> leader.notGranted(error, code);
+            case "failed" -> {
+                boolean isStopped = is(args, "stopped"), isClosed = is(args, "closed");
+                yield leader.failed(at, error, code, is(args, "lost"), isStopped, isClosed);
+            }
             default -> throw new AssertionError("there is no such step of a leader: " + args);
         };
     }

@@ -317,15 +317,12 @@ class FenceBase(Block[F], Generic[F, L, Done]):
                     block.push_async_exit(leased._leave)
                     return await settled(work(lease))
             except Exception as error:
-                holding = leased._holding
-                failed = _type_of(error), code_of(error)
-                if holding:
-                    *effects, then = leader.work_failed(now(), *failed, holding.is_lost)
-                elif stop.is_set():
+                holding, failed = leased._holding, (_type_of(error), code_of(error))
+                is_lost, is_closed = bool(holding and holding.is_lost), self._heartbeat.is_closed
+                *effects, then = leader.failed(now(), *failed, is_lost, stop.is_set(), is_closed)
+                if then.get("code") == "stopped":
                     return None
-                else:
-                    *effects, then = leader.not_granted(*failed)
-                if self._heartbeat.is_closed or "pause" not in then:
+                if then["lead"] == "end":
                     raise
                 for effect in effects:
                     self._heartbeat.interrupted(name, effect.get("log"), error)

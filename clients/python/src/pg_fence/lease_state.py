@@ -917,33 +917,32 @@ class LeadState:
     or `end`."""
 
     def __init__(self, ttl: int, jitter: int = 0):
-        self.ttl, self.jitter = ttl, jitter
-        self.failures = self.leading_since = 0
+        self.ttl, self.jitter, self.failures = ttl, jitter, 0
+        #: Since when it leads, or NEVER.
+        self.leading_since = NEVER
 
     def granted(self, now: int) -> None:
         self.leading_since = now
 
-    def work_failed(self, now: int, error: str, code: str, is_lost: bool) -> list[Effect]:
-        """`error` is the type of the error, or empty if this package has none for it. A loss of the
-        lease leads to another acquire, whatever the work's error is."""
-        cause = _cause(error, code, False)
-        if not is_lost and cause == "own":
-            return [{"lead": "end", "code": "work failed"}]
-        if now - self.leading_since >= min(self.ttl, 60_000):
+    def failed(
+        self, now: int, error: str, code: str, is_lost: bool, is_stopped: bool, is_closed: bool
+    ) -> list[Effect]:
+        """The acquire or the work has failed. `error` is the type of the error, or empty if this
+        package has none for it. After a loss of the lease it does not matter. `is_closed`: the
+        fence is closed. An outage writes one line to the log, and emits one event if this process
+        has led."""
+        since, self.leading_since = self.leading_since, NEVER
+        cause = _cause(error, code, since == NEVER)
+        if cause == "own" and not is_lost:
+            return [{"lead": "end", "code": cause}]
+        if is_stopped or is_closed:
+            return [{"lead": "end", "code": "stopped" if is_stopped else "closed"}]
+        if now - since >= min(self.ttl, 60_000):
             self.failures = 0
-        return self._pause(cause, True)
-
-    def not_granted(self, error: str, code: str) -> list[Effect]:
-        cause = _cause(error, code, True)
-        return [{"lead": "end", "code": cause}] if cause == "own" else self._pause(cause, False)
-
-    def _pause(self, cause: str, has_led: bool) -> list[Effect]:
-        """Acquires again after a growing pause. An outage writes one line to the log, and emits
-        one event if this process has led."""
         effects: list[Effect] = []
         if self.failures == 0:
             effects.append({"log": "leads no more", "code": cause})
-            if has_led:
+            if since < NEVER:
                 effects.append({"event": "interrupted", "code": cause})
         shortest = max(self.ttl // 12, SHORTEST_PAUSE)
         pause = min(shortest << min(self.failures, 20), _longest_backoff(self.ttl))

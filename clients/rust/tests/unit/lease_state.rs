@@ -309,7 +309,7 @@ impl Player {
     fn lead_effects(&mut self, now: i64, arguments: &Value) -> Vec<Value> {
         let (lead, what) = (&mut self.lead, text(&arguments["what"]));
         let (error, code) = (error_named(&arguments["error"]), text(&arguments["code"]));
-        let cause = cause(error, &code, what == "not granted");
+        let cause = cause(error, &code, lead.leading_since.is_none());
         let pause = match &*what {
             "start" => {
                 lead.ttl = int(&arguments["ttl"]);
@@ -319,13 +319,18 @@ impl Player {
                 lead.granted(now);
                 return Vec::new();
             }
-            "work failed" => lead.work_failed(now, error, &code, arguments["lost"] == true),
-            "not granted" => lead.not_granted(error, &code),
+            "failed" => {
+                let [is_lost, is_stopped, is_closed] =
+                    ["lost", "stopped", "closed"].map(|name| arguments[name] == true);
+                lead.failed(now, (error, &code), is_lost, is_stopped, is_closed)
+            }
             other => panic!("there is no {other} of a lead"),
         };
-        let Some(Pause { pause, begins_outage, has_led }) = pause else {
-            let code = if what == "work failed" { &what } else { cause };
-            return vec![json!({ "lead": "end", "code": code })];
+        let Pause { pause, begins_outage, has_led } = match pause {
+            Ok(pause) => pause,
+            Err(end) => {
+                return vec![json!({ "lead": "end", "code": format!("{end:?}").to_lowercase() })];
+            }
         };
         let log = begins_outage.then(|| json!({ "log": "leads no more", "code": cause }));
         let event = json!({ "event": "interrupted", "code": cause });

@@ -210,6 +210,9 @@ public final class Fence implements AutoCloseable {
                     String line = " leads no more, and it is tried again: ";
                     heartbeat.warn(name + line + failed.getMessage());
                 } else if (effect instanceof Lead next) {
+                    if ("stopped".equals(next.code())) {
+                        return false;
+                    }
                     if (next.lead().equals("end")) {
                         throw Heartbeat.sneakyThrow(failed);
                     }
@@ -232,20 +235,15 @@ public final class Fence implements AutoCloseable {
                 work.run(lease);
                 return true;
             } catch (Exception error) {
-                if (heartbeat.isClosing) {
-                    throw error;
-                }
                 failed = error;
-                if (leading != null && leading.isLost()) {
+                boolean isLost = leading != null && leading.isLost();
+                if (isLost) {
                     // The program may have its thread interrupted at the loss.
                     Thread.interrupted();
                 }
-                String type = FenceException.typeOf(error);
-                String code = FenceException.codeOf(error);
-                effects =
-                        leading == null
-                                ? leader.notGranted(type, code)
-                                : leader.workFailed(Clock.now(), type, code, leading.isLost());
+                String type = FenceException.typeOf(error), code = FenceException.codeOf(error);
+                boolean isStopped = stop.getCount() == 0, isClosed = heartbeat.isClosing();
+                effects = leader.failed(Clock.now(), type, code, isLost, isStopped, isClosed);
             }
         }
     }

@@ -33,9 +33,6 @@ final class Heartbeat {
     volatile Statements statements = new Statements("");
     volatile Consumer<Fence.Event> onEvent = event -> {};
 
-    /** True as soon as the program has begun to close the fence. */
-    volatile boolean isClosing;
-
     private final Source source;
 
     /** The message of the error if no connection comes from the source. */
@@ -515,6 +512,11 @@ final class Heartbeat {
         throw (E) error;
     }
 
+    /** Returns true as soon as the program has begun to close the fence. */
+    synchronized boolean isClosing() {
+        return states.isClosing();
+    }
+
     synchronized long remaining(Lease lease) {
         return states.remaining(Clock.now(), lease.key);
     }
@@ -564,7 +566,6 @@ final class Heartbeat {
      * the program ends, unless a listener blocks.
      */
     void close() {
-        isClosing = true;
         input(LeaseStates::close);
         closed.join();
         if (notifier == Thread.currentThread()) {

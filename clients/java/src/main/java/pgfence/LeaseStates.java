@@ -353,7 +353,7 @@ final class LeaseStates {
     void acquire(String id, List<String> names, Options options, Object table, long token) {
         LeaseState lease = new LeaseState(id, names, options, table, now);
         leases.put(id, lease);
-        if (closedAt < NEVER) {
+        if (isClosing()) {
             reply(lease, new Reply("Closed"));
         } else if (table != null) {
             // It was claimed at an unknown time, so a renewal confirms it first.
@@ -415,6 +415,10 @@ final class LeaseStates {
     /** A guard was refused: the next renewal shows whether the leases are lost. */
     void suspect(List<String> keys) {
         known(keys).stream().filter(LeaseState::isLive).forEach(lease -> lease.dueAt = now);
+    }
+
+    boolean isClosing() {
+        return closedAt < NEVER;
     }
 
     void close() {
@@ -783,7 +787,7 @@ final class LeaseStates {
     private void endIfIdle() {
         boolean areLost = leases.values().stream().allMatch(one -> one.state == State.LOST);
         boolean isIdle = calls.isEmpty() && releases.isEmpty() && areLost;
-        if (isIdle && closedAt < NEVER && !hasClosed) {
+        if (isIdle && isClosing() && !hasClosed) {
             hasClosed = true;
             undos.clear();
             List.copyOf(connections.values()).forEach(one -> dropConnection(one.owner));
@@ -1248,7 +1252,9 @@ final class LeaseStates {
     static final class LeadState {
         private final long ttl, jitter;
         private int failures;
-        private long leadingSince;
+
+        /** Since when it leads, or NEVER. */
+        private long leadingSince = NEVER;
 
         LeadState(long ttl, long jitter) {
             this.ttl = ttl;
@@ -1260,36 +1266,34 @@ final class LeaseStates {
         }
 
         /**
-         * The error is its type, or empty if this package has none for it. A loss of the lease
-         * leads to another acquire, whatever the work's error is.
+         * The acquire or the work has failed. The error is its type, or empty if this package has
+         * none for it; after a loss of the lease it does not matter. An outage writes one line to
+         * the log, and emits one event if this process has led.
          */
-        List<Effect> workFailed(long now, String error, String code, boolean isLost) {
-            String cause = cause(error, code, false);
-            if (!isLost && cause.equals("own")) {
-                return List.of(new Lead("end", 0, "work failed"));
+        List<Effect> failed(
+                long now,
+                String error,
+                String code,
+                boolean isLost,
+                boolean isStopped,
+                boolean isClosed) {
+            long since = leadingSince;
+            leadingSince = NEVER;
+            String cause = cause(error, code, since == NEVER);
+            if (cause.equals("own") && !isLost) {
+                return List.of(new Lead("end", 0, cause));
             }
-            if (now - leadingSince >= min(ttl, 60_000)) {
+            if (isStopped || isClosed) {
+                return List.of(new Lead("end", 0, isStopped ? "stopped" : "closed"));
+            }
+            if (now - since >= min(ttl, 60_000)) {
                 failures = 0;
             }
-            return pause(cause, true);
-        }
-
-        List<Effect> notGranted(String error, String code) {
-            String cause = cause(error, code, true);
-            boolean ends = cause.equals("own");
-            return ends ? List.of(new Lead("end", 0, cause)) : pause(cause, false);
-        }
-
-        /**
-         * Acquires again after a growing pause. An outage writes one line to the log, and emits one
-         * event if this process has led.
-         */
-        private List<Effect> pause(String cause, boolean hasLed) {
             List<Effect> effects = new ArrayList<>();
             if (failures == 0) {
                 effects.add(new Log("leads no more", null, cause, null, 0));
             }
-            if (failures == 0 && hasLed) {
+            if (failures == 0 && since < NEVER) {
                 effects.add(new Event("interrupted", null, 0, 0, null, null, cause));
             }
             long shortest = max(ttl / 12, SHORTEST_PAUSE) << min(failures++, 20);
