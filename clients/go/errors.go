@@ -28,7 +28,8 @@ const (
 	// LeaseTaken: another holder has the lease. Holder is its name, and Remaining the longest time
 	// until it ends without a renewal.
 	LeaseTaken Kind = "lease taken"
-	// LeaseLost: this process no longer holds the lease. Stop the work, and report no failure.
+	// LeaseLost: the lease is lost, and another holder may have it. Stop the work, and report no
+	// failure of it.
 	LeaseLost Kind = "lease lost"
 	// Refused: the server has refused a write, a guard or a call, with SQLState, Detail and Hint.
 	Refused Kind = "refused"
@@ -50,13 +51,13 @@ const (
 // Error makes a Kind an error, as errors.Is takes one.
 func (k Kind) Error() string { return string(k) }
 
-// Reason is why a lease was lost.
+// Reason is why a lease is lost.
 type Reason string
 
 // The reasons of a loss.
 const (
 	ReasonDeadline  Reason = "deadline"  // no renewal succeeded in time
-	ReasonGone      Reason = "gone"      // taken over, revoked or expired, as the server says
+	ReasonGone      Reason = "gone"      // the server says so: taken over, revoked or expired
 	ReasonRefused   Reason = "refused"   // the server will never renew the lease for this caller
 	ReasonSession   Reason = "session"   // the connection of a session lease has ended
 	ReasonHeartbeat Reason = "heartbeat" // the heartbeat has failed

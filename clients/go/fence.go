@@ -347,9 +347,8 @@ func (l *Lease) Remaining() time.Duration {
 	return span(l.h.states.remaining(clock(), l.key))
 }
 
-// Check returns an [Error] of the kind [LeaseLost] if this process does not hold the lease any
-// more, and nil otherwise. It does not depend on the heartbeat. Call it in long steps, and before
-// each call to the outside.
+// Check returns an [Error] of the kind [LeaseLost] if the lease is not held. It does not depend on
+// the heartbeat. Call it in long steps, and before each call to the outside.
 func (l *Lease) Check() error {
 	if l.Held() {
 		return nil

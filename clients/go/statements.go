@@ -96,7 +96,7 @@ func withSetting(s statement, isInner bool) statement {
 }
 
 // guard locks the names in the same order everywhere, so that transactions do not deadlock. It
-// returns a name that is not held under its token, or NULL.
+// returns a name that is lost, or NULL.
 func (s schema) guard(pairs string) statement { return s.guardWith("x.token", pairs) }
 
 // guardAdopted adopts the lease in each transaction, so that the server knows its number and
@@ -110,7 +110,7 @@ func (s schema) guardWith(token, pairs string) statement {
 		FROM (SELECT * FROM `+pairsFromJSON+` ORDER BY name COLLATE "C") AS x`, pairs)
 }
 
-// guardedRelease releases the names, and returns one that was not held under its token, or NULL.
+// guardedRelease releases the names, and returns one that is lost, or NULL.
 func (s schema) guardedRelease(pairs string) statement {
 	return s.sql(`SELECT min(x.name) FILTER (WHERE lease_release(x.name, x.token) IS NULL)
 		FROM `+pairsFromJSON, pairs)

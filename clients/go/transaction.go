@@ -440,7 +440,7 @@ func (g *guard) runStages(t *transaction, checked Leases) error {
 }
 
 // sendEach sends a statement for each row, and one for all names. They return a row or a name that
-// is not held any more, or NULL.
+// is lost, or NULL.
 func (g *guard) sendEach(
 	t *transaction, forRow func(*Lease) statement, forNames func(string) statement,
 ) error {

@@ -28,8 +28,7 @@ pub enum Error {
         remaining: Option<Duration>,
         waits_for: Option<WaitsFor>,
     },
-    /// The lease is not held any more, and another holder may have it by now: stop, and report no
-    /// failure of the work. `other_role`: the lease belongs to the role that acquired it.
+    /// The lease is lost, and another holder may have it: stop, and report no failure of the work. `other_role`: the lease belongs to the role that acquired it.
     /// `in_doubt`: a commit was sent, and may have succeeded, in which case the server has checked
     /// the lease.
     LeaseLost { names: Vec<String>, reason: Reason, other_role: bool, in_doubt: bool },
@@ -72,13 +71,13 @@ pub struct Refused {
     pub detail: Map<String, Value>,
 }
 
-/// Why a lease is not held any more.
+/// Why a lease is lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Reason {
     /// The lease could not be renewed in time.
     Deadline,
-    /// The server says that the lease was taken over or revoked, or has expired.
+    /// The server says so: the lease was taken over or revoked, or has expired.
     Gone,
     /// The server refuses to renew the lease for this client, and always will.
     Refused,

@@ -305,7 +305,7 @@ impl Lease {
         self.0.heartbeat.remaining(&self.0.grant)
     }
 
-    /// Fails with [`Error::LeaseLost`] if the lease is not held any more. For long steps between
+    /// Fails with [`Error::LeaseLost`] if the lease is not held. For long steps between
     /// transactions, and before each call to another service.
     pub fn check(&self) -> Result<(), Error> {
         self.0.heartbeat.check(&self.0.grant)

@@ -564,7 +564,7 @@ impl Heartbeat {
         Ok(held)
     }
 
-    /// Fails if the lease is not held any more. This does not depend on the thread.
+    /// Fails if the lease is not held. This does not depend on the thread.
     pub fn check(self: &Arc<Self>, grant: &Grant) -> Result<(), Error> {
         if !self.remaining(grant).is_zero() {
             return Ok(());

@@ -444,7 +444,7 @@ impl<T: OpenTransaction> Guarded<T> {
         Ok(state.or_loss(stage, counts).await? == expected)
     }
 
-    /// Presents the tokens. Returns false if a row's lease is not held.
+    /// Presents the tokens. Returns false if a row's lease is lost.
     async fn enter(&mut self) -> Result<bool, Failed> {
         let (rows, pairs) = (self.state.rows.clone(), self.state.pairs.clone());
         let is_held = self.call(GuardStage::Begin, GUARD_ROW, rows).await?;
@@ -457,7 +457,7 @@ impl<T: OpenTransaction> Guarded<T> {
         Ok(is_held)
     }
 
-    /// The error if the server says that a lease is not held.
+    /// The error if the server says that a lease is lost.
     fn gone(&self) -> Error {
         self.state.suspect();
         Error::lost(&self.state.names, Reason::Gone, false)

@@ -14,7 +14,7 @@ const [MAX_PAIRS, MAX_RELEASED_NAMES] = [10_000, 200];
 const [BEATS_PER_TTL, MAX_BEATS_IN_A_ROW] = [3, 2];
 export const NEVER = Infinity;
 
-/** Why a lease has ended. */
+/** Why a lease is lost; `unconfirmed` is of a release that got no answer. */
 export type Reason =
   | "deadline"
   | "gone"

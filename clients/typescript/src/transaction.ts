@@ -277,7 +277,7 @@ class Guard<Tx> {
     throw this.#goneError([gone.name], this.by.holdings.find(isOfPair));
   }
 
-  /** Returns the error of a lease that the server no longer has. The heartbeat learns of the loss
+  /** Returns the error of a lease that is lost, as the server says. The heartbeat learns of the loss
    * by a renewal. */
   #goneError(names: readonly string[], holding?: Holding): LeaseLost {
     if (holding) {

@@ -420,9 +420,9 @@ class Guard(Block[C]):
     async def _release(self) -> None:
         for holding in self._rows:
             await self._value(statements.release_row(holding))
-        gone = await self._value(self._last) if self._names else None
-        if gone is not None:
-            raise LeaseLost("gone", (self._names[gone - 1],))
+        lost = await self._value(self._last) if self._names else None
+        if lost is not None:
+            raise LeaseLost("gone", (self._names[lost - 1],))
 
     def _register(self, connection: Any) -> None:
         """From here on a loss cuts the connection, also while a statement hangs on it."""

@@ -92,8 +92,8 @@ public sealed class FenceException extends RuntimeException {
     }
 
     /**
-     * The lease is not held any more, and another holder may have it: stop the work, and do not
-     * report it as failed.
+     * The lease is lost, and another holder may have it: stop the work, and do not report it as
+     * failed.
      */
     public static final class LeaseLost extends FenceException {
         private final Reason reason;
@@ -114,7 +114,7 @@ public sealed class FenceException extends RuntimeException {
             this.names = names;
         }
 
-        /** Returns why the lease is not held. */
+        /** Returns why the lease is lost. */
         public Reason reason() {
             return reason;
         }
@@ -142,11 +142,11 @@ public sealed class FenceException extends RuntimeException {
         }
     }
 
-    /** Why a lease is not held any more. */
+    /** Why a lease is lost. */
     public enum Reason {
         /** The lease could not be renewed in time. */
         DEADLINE,
-        /** The server has no such lease any more: it has ended, or another holder has it. */
+        /** The server says so: the lease was taken over or revoked, or has expired. */
         GONE,
         /** The server refuses to renew the lease. */
         REFUSED,

@@ -49,8 +49,8 @@ public final class Lease extends Holding implements AutoCloseable {
     }
 
     /**
-     * Throws {@link LeaseLost} if the lease is not held any more. Call it during long steps, and
-     * before each call to another service.
+     * Throws {@link LeaseLost} if the lease is not held. Call it during long steps, and before each
+     * call to another service.
      */
     public void check() {
         if (!isHeld()) {

@@ -158,10 +158,10 @@ record Statements(String schema) {
         return sql(GUARD_ADOPTED, leases.get(0).holder, names(leases), tokens(leases));
     }
 
-    /** Releases leases as the last statement of a transaction. Returns the names that are gone. */
+    /** Releases leases as the last statement of a transaction. Returns the names that are lost. */
     Statement releaseGuarded(List<? extends Holding> leases) {
-        String gone = " WHERE @lease_release(x.name, x.token) IS NULL";
-        return sql("SELECT x.name FROM " + PAIRS + gone, names(leases), tokens(leases));
+        String lost = " WHERE @lease_release(x.name, x.token) IS NULL";
+        return sql("SELECT x.name FROM " + PAIRS + lost, names(leases), tokens(leases));
     }
 
     private static List<String> names(List<? extends Holding> leases) {
@@ -201,7 +201,7 @@ record Statements(String schema) {
         return "\\\\u%04x".formatted((int) found.group().charAt(0));
     }
 
-    /** Guards a row lease. Returns the token, or NULL if the lease is gone. */
+    /** Guards a row lease. Returns the token, or NULL if the lease is lost. */
     Statement guardRow(Lease row) {
         String guard =
                 "SELECT * FROM @lease_guard_row(" + TABLE_ARGS + ", key => ?::jsonb, token => ?)";

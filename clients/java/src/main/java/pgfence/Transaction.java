@@ -230,10 +230,10 @@ final class Transaction {
         for (Lease row : rows) {
             rows(heartbeat.statements.releaseGuardedRow(row));
         }
-        List<Object[]> gone =
+        List<Object[]> lost =
                 named.isEmpty() ? List.of() : rows(heartbeat.statements.releaseGuarded(named));
         for (Holding holding : named) {
-            if (gone.stream().anyMatch(name -> holding.names().contains(name[0]))) {
+            if (lost.stream().anyMatch(name -> holding.names().contains(name[0]))) {
                 throw lossOf(holding);
             }
         }
