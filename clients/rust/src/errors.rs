@@ -1,7 +1,7 @@
 //! The errors of the client as types, and how to find them in an error of a driver or a pool.
 
 use crate::lease_state::{
-    Denial, ErrorType, GuardStage, GuardedBy, Options, Session, guard_failed,
+    Denial, ErrorType, GuardStage, GuardedBy, Options, Reason, Session, WaitsFor, guard_failed,
 };
 use crate::statements::{quoted, span};
 use serde_json::{Map, Value};
@@ -13,6 +13,9 @@ use std::iter::successors;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio_postgres::error::{DbError, Severity};
+
+/// Any error of the work.
+pub type BoxError = Box<dyn StdError + Send + Sync>;
 
 /// An error of pg_fence, its client, or the driver.
 #[derive(Debug, Clone)]
@@ -69,47 +72,6 @@ pub struct Refused {
     pub message: String,
     pub hint: Option<String>,
     pub detail: Map<String, Value>,
-}
-
-/// Why a lease is lost.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Reason {
-    /// The lease could not be renewed in time.
-    Deadline,
-    /// The server says so: the lease was taken over or revoked, or has expired.
-    Gone,
-    /// The server refuses to renew the lease for this client, and always will.
-    Refused,
-    /// The session of a session lease has ended.
-    Session,
-    /// The thread of the heartbeat has died.
-    Heartbeat,
-    /// The time that `at_most` gave is over.
-    AtMost,
-    /// The program has released the lease.
-    Released,
-}
-
-/// What ends a lease that another holder has.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum WaitsFor {
-    /// The end of its ttl, unless its holder renews it.
-    Ttl,
-    /// The commit of the transaction that acquires it.
-    Commit,
-    /// The end of a transaction that guards it: its ttl is over already.
-    Guard,
-}
-
-/// Writes the name that the reason has in all clients.
-impl Display for Reason {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        match self {
-            Reason::AtMost => f.write_str("at_most"),
-            other => f.write_str(&format!("{other:?}").to_lowercase()),
-        }
-    }
 }
 
 impl Error {

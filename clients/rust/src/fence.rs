@@ -2,15 +2,15 @@
 
 use crate::clock;
 use crate::connection::{Connected, Opener, Tls, open};
-use crate::errors::{Error, code_of, type_of};
+use crate::errors::{BoxError, Error, code_of, type_of};
 use crate::heartbeat::{Event, Heartbeat, Held, Setup, now};
-use crate::lease_state::{EventKind, LeadEnd, LeadState, Options, Pause};
-use crate::statements::{Names, RowTable, holder_of_process, millis, quoted, span, unique_holder};
+use crate::lease_state::{EventKind, LeadEnd, LeadState, Options, Pause, RowTable};
+use crate::statements::{millis, quoted, span};
 use crate::transaction::{GuardState, Guardable, Guards};
 use serde_json::{Value, json};
-use std::error::Error as StdError;
 use std::fmt::Display;
-use std::sync::Arc;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 use tokio_postgres::{Config, NoTls};
 use tokio_util::sync::CancellationToken;
@@ -196,8 +196,31 @@ impl Fence {
     }
 }
 
-/// Any error of the work.
-pub type BoxError = Box<dyn StdError + Send + Sync>;
+/// The shortest ttl, in milliseconds: a shorter one leaves no time for a renewal.
+const SHORTEST_TTL: i64 = 100;
+
+/// The name or names of a lease: a string, or an array, a `Vec` or a slice of strings.
+#[derive(Debug, Clone)]
+pub struct Names(Vec<String>);
+
+macro_rules! names {
+    ($(($($generics:tt)*) $kind:ty: $given:ident => $names:expr;)*) => {$(
+        impl<$($generics)*> From<$kind> for Names {
+            fn from($given: $kind) -> Names {
+                Names($names)
+            }
+        }
+    )*};
+}
+
+names! {
+    () &str: name => vec![name.to_owned()];
+    () &String: name => vec![name.clone()];
+    () String: name => vec![name];
+    (N: Into<String>, const COUNT: usize) [N; COUNT]: names => names.into_iter().map(Into::into).collect();
+    (N: Into<String>) Vec<N>: names => names.into_iter().map(Into::into).collect();
+    (N: Into<String> + Clone) &[N]: names => names.iter().cloned().map(Into::into).collect();
+}
 
 /// A request for a lease: `fence.lease("order:7").ttl(Duration::from_secs(30)).acquire()`.
 #[derive(Debug, Clone)]
@@ -241,6 +264,55 @@ options! {
     /// How long the lease is held at most. Then it is lost, whatever its heartbeat does: for work
     /// that hangs.
     at_most(at_most: Duration) at_most = Some(millis(at_most));
+}
+
+impl Options {
+    fn new(names: Vec<String>) -> Options {
+        Options { names, ttl: 30_000, slots: 1, ..Options::default() }
+    }
+
+    /// Checks the options, and adds a unique holder unless the program has named one.
+    fn checked(mut self) -> Result<Options, Error> {
+        let is_plain = !self.is_shared && self.slots == 1 && !self.reclaim;
+        let has_no_options =
+            is_plain && !self.is_session && !self.is_named && self.metadata.is_none();
+        if self.table.is_some() && !(has_no_options && self.wait == 0) {
+            return Err(Error::Invalid("a row takes no options but ttl, at_most and columns"));
+        }
+        if self.names.len() > 1 && !is_plain {
+            let exclusive = "several names at once are exclusive: no shared, slots or reclaim";
+            return Err(Error::Invalid(exclusive));
+        }
+        if self.ttl < SHORTEST_TTL {
+            return Err(Error::Invalid("ttl is 100 ms or more, for it is renewed meanwhile"));
+        }
+        if self.at_most == Some(0) {
+            return Err(Error::Invalid("at_most is 1 ms or more"));
+        }
+        if !self.is_named {
+            self.holder = unique_holder();
+        }
+        Ok(self)
+    }
+}
+
+/// Returns a holder that no other acquire has.
+fn unique_holder() -> String {
+    holder(&RandomState::new())
+}
+
+/// Returns the holder of adopted leases, unless the program names it: all fences of this process
+/// have the same. A forked process has another.
+fn holder_of_process() -> String {
+    static RANDOM: LazyLock<RandomState> = LazyLock::new(RandomState::new);
+    holder(&RANDOM)
+}
+
+/// Returns the host, the process and a random number.
+fn holder(random: &RandomState) -> String {
+    let host = nix::sys::utsname::uname();
+    let host = host.as_ref().map(|host| host.nodename().to_string_lossy()).unwrap_or_default();
+    format!("{host}/{}/{:08x}", std::process::id(), random.hash_one(()) as u32)
 }
 
 impl LeaseRequest {

@@ -7,10 +7,10 @@
 
 use crate::clock;
 use crate::connection::{Connected, Opener};
-use crate::errors::{Error, Reason, code_of};
+use crate::errors::{Error, code_of};
 use crate::lease_state::{
     Answer, CHECK_INTERVAL, Call, Effect, EventKind, Id, LONGEST_CALL, LeaseStates, NEVER, Options,
-    SHORTEST_OPENING, error_type,
+    Reason, SHORTEST_OPENING, error_type,
 };
 use crate::statements::{self, ServerTransaction, millis, span};
 use serde_json::Value;

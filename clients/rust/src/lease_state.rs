@@ -4,10 +4,9 @@
 //! The machine has no clock, thread or socket: each input comes with the time, in milliseconds of a
 //! monotonic clock, and returns effects, which the heartbeat carries out in their order.
 
-use crate::errors::{Reason, WaitsFor};
-use crate::statements::RowTable;
 use serde_json::Value;
 use std::collections::BTreeMap;
+use std::fmt::{self, Display, Formatter};
 use std::mem::take;
 use std::sync::Arc;
 
@@ -56,7 +55,22 @@ pub struct Options {
     pub token: i64,
 }
 
+/// A table whose rows are leases, with its columns, in the names that the program uses.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct RowTable {
+    pub name: String,
+    pub keys: Vec<String>,
+    pub fence: String,
+    pub deadline: String,
+}
+
 impl Options {
+    /// The names in events and errors: of a row lease, its table and its key.
+    pub fn display_names(&self) -> Vec<String> {
+        let table = self.table.iter().map(|table| table.name.clone());
+        table.chain(self.names.clone()).collect()
+    }
+
     fn has_one_name(&self) -> bool {
         self.names.len() == 1
     }
@@ -150,6 +164,59 @@ pub struct Call {
     pub limit: i64,
     pub pairs: Pairs,
     pub operation: Operation,
+}
+
+/// Why a lease is lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Reason {
+    /// The lease could not be renewed in time.
+    Deadline,
+    /// The server says so: the lease was taken over or revoked, or has expired.
+    Gone,
+    /// The server refuses to renew the lease for this client, and always will.
+    Refused,
+    /// The session of a session lease has ended.
+    Session,
+    /// The thread of the heartbeat has died.
+    Heartbeat,
+    /// The time that `at_most` gave is over.
+    AtMost,
+    /// The program has released the lease.
+    Released,
+}
+
+/// What ends a lease that another holder has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WaitsFor {
+    /// The end of its ttl, unless its holder renews it.
+    Ttl,
+    /// The commit of the transaction that acquires it.
+    Commit,
+    /// The end of a transaction that guards it: its ttl is over already.
+    Guard,
+}
+
+/// Writes the name that the reason has in all clients.
+impl Display for Reason {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        match self {
+            Reason::AtMost => f.write_str("at_most"),
+            other => f.write_str(&format!("{other:?}").to_lowercase()),
+        }
+    }
+}
+
+impl Call {
+    /// The acquire that the call is for, if there is one. A call that keeps rows may be for the
+    /// acquire of the first: a row that is confirmed has no other beside it.
+    pub fn acquire(&self) -> Option<Id> {
+        match &self.operation {
+            Operation::Acquire { id, .. } => Some(*id),
+            Operation::Keep(rows) if self.pairs.table.is_some() => rows.first().map(|(id, _)| *id),
+            _ => None,
+        }
+    }
 }
 
 /// What has happened to a lease.

@@ -36,9 +36,8 @@ mod statements;
 mod transaction;
 
 pub use connection::{Connected, Tls, connect, open};
-pub use errors::{Error, Reason, Refused, WaitsFor, classify};
-pub use fence::{Adopted, BoxError, Fence, Lease, LeaseRequest, options};
+pub use errors::{BoxError, Error, Refused, classify};
+pub use fence::{Adopted, Fence, Lease, LeaseRequest, Names, options};
 pub use heartbeat::Event;
-pub use lease_state::{BEATS_PER_TTL, EventKind};
-pub use statements::Names;
+pub use lease_state::{BEATS_PER_TTL, EventKind, Reason, WaitsFor};
 pub use transaction::{Guard, Guardable, Guarded, Guards};

@@ -1,6 +1,6 @@
 //! Transactions that are guarded by leases, on connections of sqlx.
 
-use crate::fence::BoxError;
+use crate::errors::BoxError;
 use crate::statements::{ServerTransaction, THIS_TRANSACTION};
 use crate::transaction::{Begun, Checked, Guardable, OpenTransaction};
 use sqlx::postgres::PgConnection;

@@ -1,10 +1,7 @@
-//! The options of a lease, and the statements that the client sends to the server.
+//! The statements that the client sends to the server.
 
-use crate::errors::Error;
-use crate::lease_state::{Answer, Call, Id, NEVER, Operation, Options, Outcome, Pairs};
+use crate::lease_state::{Answer, Call, NEVER, Operation, Options, Outcome, Pairs, RowTable};
 use serde_json::{Value, json};
-use std::hash::{BuildHasher, RandomState};
-use std::sync::LazyLock;
 use std::time::Duration;
 use tokio_postgres::Row;
 use tokio_postgres::types::{ToSql, Type};
@@ -19,80 +16,6 @@ macro_rules! statement {
     };
 }
 
-/// The shortest ttl, in milliseconds: a shorter one leaves no time for a renewal.
-const SHORTEST_TTL: i64 = 100;
-
-/// The name or names of a lease: a string, or an array, a `Vec` or a slice of strings.
-#[derive(Debug, Clone)]
-pub struct Names(pub(crate) Vec<String>);
-
-macro_rules! names {
-    ($(($($generics:tt)*) $kind:ty: $given:ident => $names:expr;)*) => {$(
-        impl<$($generics)*> From<$kind> for Names {
-            fn from($given: $kind) -> Names {
-                Names($names)
-            }
-        }
-    )*};
-}
-
-names! {
-    () &str: name => vec![name.to_owned()];
-    () &String: name => vec![name.clone()];
-    () String: name => vec![name];
-    (N: Into<String>, const COUNT: usize) [N; COUNT]: names => names.into_iter().map(Into::into).collect();
-    (N: Into<String>) Vec<N>: names => names.into_iter().map(Into::into).collect();
-    (N: Into<String> + Clone) &[N]: names => names.iter().cloned().map(Into::into).collect();
-}
-
-impl Options {
-    pub fn new(names: Vec<String>) -> Options {
-        Options { names, ttl: 30_000, slots: 1, ..Options::default() }
-    }
-
-    /// The names in events and errors: of a row lease, its table and its key.
-    pub fn display_names(&self) -> Vec<String> {
-        let table = self.table.iter().map(|table| table.name.clone());
-        table.chain(self.names.clone()).collect()
-    }
-
-    /// Checks the options, and adds a unique holder unless the program has named one.
-    pub fn checked(mut self) -> Result<Options, Error> {
-        let is_plain = !self.is_shared && self.slots == 1 && !self.reclaim;
-        let has_no_options =
-            is_plain && !self.is_session && !self.is_named && self.metadata.is_none();
-        if self.table.is_some() && !(has_no_options && self.wait == 0) {
-            return Err(Error::Invalid("a row takes no options but ttl, at_most and columns"));
-        }
-        if self.names.len() > 1 && !is_plain {
-            let exclusive = "several names at once are exclusive: no shared, slots or reclaim";
-            return Err(Error::Invalid(exclusive));
-        }
-        if self.ttl < SHORTEST_TTL {
-            return Err(Error::Invalid("ttl is 100 ms or more, for it is renewed meanwhile"));
-        }
-        if self.at_most == Some(0) {
-            return Err(Error::Invalid("at_most is 1 ms or more"));
-        }
-        if !self.is_named {
-            self.holder = unique_holder();
-        }
-        Ok(self)
-    }
-}
-
-impl Call {
-    /// The acquire that the call is for, if there is one. A call that keeps rows may be for the
-    /// acquire of the first: a row that is confirmed has no other beside it.
-    pub fn acquire(&self) -> Option<Id> {
-        match &self.operation {
-            Operation::Acquire { id, .. } => Some(*id),
-            Operation::Keep(rows) if self.pairs.table.is_some() => rows.first().map(|(id, _)| *id),
-            _ => None,
-        }
-    }
-}
-
 pub(crate) fn millis(span: Duration) -> i64 {
     i64::try_from(span.as_millis()).unwrap_or(NEVER).min(NEVER)
 }
@@ -105,25 +28,6 @@ pub(crate) fn span(millis: i64) -> Duration {
 /// in the same way.
 fn interval(millis: i64) -> String {
     format!("{millis} milliseconds")
-}
-
-/// Returns a holder that no other acquire has.
-pub(crate) fn unique_holder() -> String {
-    holder(&RandomState::new())
-}
-
-/// Returns the holder of adopted leases, unless the program names it: all fences of this process
-/// have the same. A forked process has another.
-pub(crate) fn holder_of_process() -> String {
-    static RANDOM: LazyLock<RandomState> = LazyLock::new(RandomState::new);
-    holder(&RANDOM)
-}
-
-/// Returns the host, the process and a random number.
-fn holder(random: &RandomState) -> String {
-    let host = nix::sys::utsname::uname();
-    let host = host.as_ref().map(|host| host.nodename().to_string_lossy()).unwrap_or_default();
-    format!("{host}/{}/{:08x}", std::process::id(), random.hash_one(()) as u32)
 }
 
 /// Returns a name as an SQL identifier.
@@ -283,15 +187,6 @@ pub(crate) fn counted(function: &str) -> String {
                 holder text, relation regclass, keys name[], fence name, deadline name)
             ORDER BY relation, name COLLATE \"C\") AS x"
     )
-}
-
-/// A table whose rows are leases, with its columns, in the names that the program uses.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub(crate) struct RowTable {
-    pub name: String,
-    pub keys: Vec<String>,
-    pub fence: String,
-    pub deadline: String,
 }
 
 impl RowTable {

@@ -1,11 +1,11 @@
 //! Transactions that are guarded by leases, with any driver.
 
 use crate::connection::Connected;
-use crate::errors::{Error, Reason, code_of, is_fatal, server_error, session_of};
-use crate::fence::BoxError;
+use crate::errors::{BoxError, Error, code_of, is_fatal, server_error, session_of};
 use crate::heartbeat::{Grant, Heartbeat, Held, lock};
 use crate::lease_state::{
-    ErrorType, GuardFailure, GuardStage, GuardedBy, Id, LeaseStates, Session, Stage, guard_failed,
+    ErrorType, GuardFailure, GuardStage, GuardedBy, Id, LeaseStates, Reason, Session, Stage,
+    guard_failed,
 };
 use crate::statements::{ServerTransaction, THIS_TRANSACTION, counted, qualified};
 use serde_json::{Value, json};

@@ -505,6 +505,18 @@ async fn a_leader_ends_with_its_fence() {
     assert!(!INTERRUPTED.load(Relaxed));
 }
 
+/// A lease that the work has released is not lost.
+#[tokio::test]
+async fn a_leader_whose_work_releases_and_fails_ends() {
+    let (shop, stop) = (Shop::new().await, CancellationToken::new());
+    let led = shop.fence.lead("order:7", SHORT, &stop, async |lease| {
+        lease.release().await?;
+        Err::<(), BoxError>("failed".into())
+    });
+    let error = timeout(LONG / 30, led).await.expect("at once").unwrap_err();
+    assert_eq!(error.to_string(), "failed");
+}
+
 /// The work may watch the lease itself, and return at a loss.
 #[tokio::test]
 async fn a_leader_whose_work_returns_at_a_loss_leads_again() {

@@ -47,16 +47,13 @@ pub fn connector(
     let builder = ClientConfig::builder_with_provider(provider.clone());
     let versions: &[_] = if is_only_13 { &[&TLS13] } else { DEFAULT_VERSIONS };
     let builder = builder.with_protocol_versions(versions).map_err(unfit)?;
+    let lenient = |roots| Arc::new(Lenient { roots, provider });
     let builder = match check {
         Check::IssuerAndName(trust) => builder.with_root_certificates(roots(trust)?),
-        Check::Nothing => builder
-            .dangerous()
-            .with_custom_certificate_verifier(Arc::new(Lenient { roots: None, provider })),
+        Check::Nothing => builder.dangerous().with_custom_certificate_verifier(lenient(None)),
         Check::Issuer(trust) => {
-            let roots = Some(roots(trust)?);
-            builder
-                .dangerous()
-                .with_custom_certificate_verifier(Arc::new(Lenient { roots, provider }))
+            let lenient = lenient(Some(roots(trust)?));
+            builder.dangerous().with_custom_certificate_verifier(lenient)
         }
     };
     let config = match client {
@@ -109,7 +106,24 @@ struct Lenient {
     provider: Arc<CryptoProvider>,
 }
 
+/// A method that verifies a signature as the function of that name does.
+macro_rules! verifies {
+    ($name:ident) => {
+        fn $name(
+            &self,
+            message: &[u8],
+            certificate: &CertificateDer<'_>,
+            signed: &DigitallySignedStruct,
+        ) -> std::result::Result<HandshakeSignatureValid, TlsError> {
+            $name(message, certificate, signed, &self.provider.signature_verification_algorithms)
+        }
+    };
+}
+
 impl ServerCertVerifier for Lenient {
+    verifies!(verify_tls12_signature);
+    verifies!(verify_tls13_signature);
+
     fn verify_server_cert(
         &self,
         end_entity: &CertificateDer<'_>,
@@ -128,26 +142,6 @@ impl ServerCertVerifier for Lenient {
             )?;
         }
         Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> std::result::Result<HandshakeSignatureValid, TlsError> {
-        let algorithms = &self.provider.signature_verification_algorithms;
-        verify_tls12_signature(message, cert, signed, algorithms)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> std::result::Result<HandshakeSignatureValid, TlsError> {
-        let algorithms = &self.provider.signature_verification_algorithms;
-        verify_tls13_signature(message, cert, signed, algorithms)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
