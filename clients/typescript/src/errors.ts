@@ -1,11 +1,4 @@
-import type { Holding } from "./heartbeat.js";
-import {
-  errorType,
-  type ErrorType,
-  type Reason,
-  type Reply,
-  type WaitsFor,
-} from "./lease_state.js";
+import type { ErrorType, Reason, WaitsFor } from "./lease_state.js";
 import { quoted } from "./statements.js";
 
 export type { Reason, WaitsFor };
@@ -226,26 +219,4 @@ export function refusal(error: unknown): Refused {
     hint as string | undefined,
     error,
   );
-}
-
-/** Returns the error that an acquire throws. */
-export function errorOfAcquire(reply: Reply, { names, cause, role, isRow }: Holding): unknown {
-  const { error, holder, remaining, waitsFor, sqlstate, reason = "gone", inDoubt = false } = reply;
-  if (error === "LeaseTaken") {
-    const left = waitsFor && { milliseconds: remaining ?? 0 };
-    return new LeaseTaken(names, holder ?? undefined, left, waitsFor);
-  }
-  // The call that confirms a row can never succeed, and its error says why.
-  const isRefused = reason === "refused" && cause !== undefined;
-  if (error === "LeaseLost" && !isRefused)
-    return new LeaseLost(reason, names, undefined, reply.advice);
-  if (error === "Closed") return new Closed("the fence is closed");
-  if (error === "NoConnection" || error === "NoAnswer") {
-    const isSent = error === "NoAnswer";
-    const Type = isSent ? NoAnswer : NoConnection;
-    const message = isSent ? "the server has not answered in time" : "no connection to the server";
-    const why = cause instanceof Error ? `: ${cause.message || sqlstateOf(cause)}` : "";
-    return Object.assign(new Type(message + why, cause), { inDoubt, sqlstate });
-  }
-  return typed(cause, errorType(sqlstateOf(cause), isRow), role, isRow);
 }

@@ -1,9 +1,9 @@
 import { setMaxListeners } from "node:events";
 import { inspect, types } from "node:util";
 import { Connection, within, type Opener, type Row } from "./connection.js";
-import { codeOf, codeOfOpening, errorOfAcquire, LeaseLost } from "./errors.js";
+import * as errors from "./errors.js";
 import type { Left, Reason } from "./errors.js";
-import { LeaseStates, LONGEST_CALL, NEVER, SHORTEST_OPENING } from "./lease_state.js";
+import { errorType, LeaseStates, LONGEST_CALL, NEVER, SHORTEST_OPENING } from "./lease_state.js";
 import type {
   CallEffect,
   Effect,
@@ -67,8 +67,8 @@ export class Holding {
     return this.endReason !== undefined && this.endReason !== "released";
   }
 
-  lossError(cause?: unknown): LeaseLost {
-    return new LeaseLost(this.endReason ?? "released", this.names, cause, this.advice);
+  lossError(cause?: unknown): errors.LeaseLost {
+    return new errors.LeaseLost(this.endReason ?? "released", this.names, cause, this.advice);
   }
 
   /** Resolves at the next renewal, or at the end. */
@@ -249,10 +249,10 @@ export class Heartbeat {
       input = (states) =>
         answer ? states.answered(number, ...answer) : states.failed(number, "unsent", true);
     } catch (error) {
-      const codeOfCall = codeOf(error) || (connection.isEnded ? "ended" : "unreadable");
+      const codeOfCall = errors.codeOf(error) || (connection.isEnded ? "ended" : "unreadable");
       // In Jest and node:vm the errors of Node.js are no instances of the program's Error.
       const isError = error instanceof Error || types.isNativeError(error);
-      const code = isError ? (isOpen ? codeOfCall : codeOfOpening(error)) : "panicked";
+      const code = isError ? (isOpen ? codeOfCall : errors.codeOfOpening(error)) : "panicked";
       this.#lastError = error;
       if (holding) [holding.cause, holding.role] = [error, connection.role];
       input = (states) => states.failed(number, code, connection.isEnded);
@@ -351,7 +351,7 @@ export class Heartbeat {
   releaseForgotten(holding: Holding): void {
     if (holding.endReason === undefined) {
       warn(`the lease ${holding.names.join(", ")} was forgotten, and not released`);
-      holding.loss.abort(new LeaseLost("released", holding.names));
+      holding.loss.abort(new errors.LeaseLost("released", holding.names));
     }
     void this.release(holding);
   }
@@ -413,6 +413,28 @@ function answerOf(
       return [`${first}`, ms(second), ms(third), code];
     }),
   ];
+}
+
+/** Returns the error that an acquire throws. */
+function errorOfAcquire(reply: Reply, { names, cause, role, isRow }: Holding): unknown {
+  const { error, holder, remaining, waitsFor, sqlstate, reason = "gone", inDoubt = false } = reply;
+  if (error === "LeaseTaken") {
+    const left = waitsFor && { milliseconds: remaining ?? 0 };
+    return new errors.LeaseTaken(names, holder ?? undefined, left, waitsFor);
+  }
+  // The call that confirms a row can never succeed, and its error says why.
+  const isRefused = reason === "refused" && cause !== undefined;
+  if (error === "LeaseLost" && !isRefused)
+    return new errors.LeaseLost(reason, names, undefined, reply.advice);
+  if (error === "Closed") return new errors.Closed("the fence is closed");
+  if (error === "NoConnection" || error === "NoAnswer") {
+    const isSent = error === "NoAnswer";
+    const Type = isSent ? errors.NoAnswer : errors.NoConnection;
+    const message = isSent ? "the server has not answered in time" : "no connection to the server";
+    const why = cause instanceof Error ? `: ${cause.message || errors.sqlstateOf(cause)}` : "";
+    return Object.assign(new Type(message + why, cause), { inDoubt, sqlstate });
+  }
+  return errors.typed(cause, errorType(errors.sqlstateOf(cause), isRow), role, isRow);
 }
 
 export function warn(what: string): void {

@@ -1,4 +1,3 @@
-import type { Holding } from "./heartbeat.js";
 import type { CallEffect, LeaseRequest } from "./lease_state.js";
 
 /** A statement in autocommit, and its parameters. Each parameter is a text with a cast beside it,
@@ -61,7 +60,7 @@ export const tableOf = (table: string, key: Key, fence = "fence", deadline = "he
   JSON.stringify([table, list(Object.keys(key)), fence, deadline]);
 const rowsOf = (table: string, keys: readonly string[], tokens: readonly number[]) =>
   [...(JSON.parse(table) as string[]), list(keys), list(tokens)] as const;
-const rowOf = ({ request: { table = "", names }, token }: Holding) => rowsOf(table, names, [token]);
+const rowOf = ({ table = "", names, token = 0 }: LeaseRequest) => rowsOf(table, names, [token]);
 
 /** Returns the statement of a call. That of an acquire, which is one attempt or one portion of a
  * wait, has its `request`. */
@@ -103,16 +102,16 @@ export function guard(pairs: readonly Pair[], isInner: boolean): Counted {
 }
 
 /** Writes the row and presents its token. Returns no row if the lease is lost. */
-export function guardRow(holding: Holding, isInner: boolean): Counted {
+export function guardRow(row: LeaseRequest, isInner: boolean): Counted {
   const from = `FROM ${makesSetting(isInner)}, lease_guard_row(${TABLE}, ($5::text[]::jsonb[])[1],
     ($6::bigint[])[1], ${COLUMNS}) AS t WHERE t IS NOT NULL`;
-  return { from, values: rowOf(holding) };
+  return { from, values: rowOf(row) };
 }
 
 /** Releases the row, unless the work has done so. */
-export const lastRow = (holding: Holding): Counted => ({
+export const lastRow = (row: LeaseRequest): Counted => ({
   from: `FROM ${RELEASE_ROWS}`,
-  values: rowOf(holding),
+  values: rowOf(row),
 });
 
 /** Releases the leases. If one of them could not be released, it returns as many rows as the

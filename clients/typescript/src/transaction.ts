@@ -242,7 +242,7 @@ class Guard<Tx> {
     this.#stage = "begin";
     // Rows are written first, so that nobody else can claim them.
     for (const row of this.#rows) {
-      const count = await this.#count(statements.guardRow(row, isInner));
+      const count = await this.#count(statements.guardRow(row.request, isInner));
       if (count === 0) throw this.#goneError(row.names, row);
     }
     this.#hasRowLocks = this.#rows.length > 0;
@@ -268,7 +268,7 @@ class Guard<Tx> {
   }
 
   async #release(): Promise<void> {
-    for (const row of this.#rows) await this.#count(statements.lastRow(row));
+    for (const row of this.#rows) await this.#count(statements.lastRow(row.request));
     if (this.#pairs.length === 0) return;
     const gone = this.#pairs[(await this.#count(statements.last(this.#pairs))) - 1];
     if (!gone) return;
