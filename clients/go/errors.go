@@ -132,14 +132,14 @@ func newLeaseTaken(
 
 // replyError returns the error of a failed acquire.
 func (a *acquire) replyError(e effect) error {
-	switch isLost := e.Error == LeaseLost; {
+	switch {
 	case e.Error == Closed:
 		return &Error{Kind: Closed}
 	case e.Error == LeaseTaken:
 		return newLeaseTaken(e.Holder, span(e.Remaining), e.WaitsFor, nil, a.names...)
-	case isLost && (e.Reason != ReasonRefused || a.cause == nil):
+	case e.Error == LeaseLost:
 		return newLeaseLost(e.Reason, e.Advice, a.names...)
-	case e.Error == NoConnection, isLost && a.isOpening:
+	case e.Error == NoConnection:
 		return a.withoutAnswer(NoConnection, e.InDoubt, "no connection to the server")
 	case e.Error == NoAnswer:
 		return a.withoutAnswer(NoAnswer, e.InDoubt, "the server has not answered in time")

@@ -55,10 +55,9 @@ type acquire struct {
 	answer chan effect
 	lease  *Lease
 	// cause is the error of the last call. After a failure, failed has an element.
-	cause     error
-	role      string
-	isOpening bool
-	failed    chan struct{}
+	cause  error
+	role   string
+	failed chan struct{}
 }
 
 func newHeartbeat(open func(context.Context) (Conn, error)) *heartbeat {
@@ -313,10 +312,10 @@ func (h *heartbeat) run(e effect, c *connection, a *acquire, s statement) {
 		}
 		return err
 	}()
-	isOpening, isBroken, role := c.driver() == nil, c.isBroken(), c.role()
+	isBroken, role := c.isBroken(), c.role()
 	c.use.Unlock()
 	h.input(e.Call, func() {
-		a.cause, a.role, a.isOpening = err, role, isOpening
+		a.cause, a.role = err, role
 		if code == "" {
 			h.states.answered(e.Call, result)
 			return
@@ -348,14 +347,6 @@ func (h *heartbeat) acquire(ctx context.Context, a *acquire) (*Lease, error) {
 	select {
 	case e = <-a.answer:
 	case <-ctx.Done():
-		h.input(0, func() { h.states.giveUp(a.ID) })
-		// Events and lines of the log come before the answer, and may hang.
-		go func() {
-			if e := <-a.answer; e.Error == "" {
-				_ = a.lease.Release()
-			}
-		}()
-		return nil, ctx.Err()
 	}
 	if e.Error == NoConnection || e.Error == NoAnswer {
 		// The call was cut. Its error tells where it hung.
@@ -366,9 +357,10 @@ func (h *heartbeat) acquire(ctx context.Context, a *acquire) (*Lease, error) {
 	}
 	switch {
 	case ctx.Err() != nil:
-		if e.Error == "" {
-			go func() { _ = a.lease.Release() }()
-		}
+		h.input(0, func() {
+			h.states.giveUp(a.ID)
+			h.states.release(a.ID)
+		})
 		return nil, ctx.Err()
 	case e.Error != "":
 		h.mu.Lock()

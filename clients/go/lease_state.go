@@ -873,6 +873,10 @@ func (s *leaseStates) keepFailed(c *call, code string) {
 		if l.isLive() {
 			l.beatAt = again
 			if isRefused && l.lastTransactions == 0 {
+				if l.state == confirming {
+					l.state = lost
+					s.reply(l, notGranted(code, c.Open, l.Table != ""))
+				}
 				s.markLost(l, ReasonRefused, nil)
 			}
 		}
@@ -1001,7 +1005,7 @@ func (s *leaseStates) acquireFailed(c *call, l *leaseState, code string) {
 	// A retry in doubt reclaims, so it must not take over the grant of another client.
 	mayPass := (isConflict(code) || isConnectionError(code)) && (l.doubt == nil || l.mayReclaim())
 	if !mayPass || s.now >= until {
-		s.reply(l, notGranted(code, c.Open && l.doubt == nil))
+		s.reply(l, notGranted(code, c.Open && l.doubt == nil, false))
 		return
 	}
 	if !isConflict(code) {
@@ -1425,8 +1429,8 @@ func endsOpenSession(code string) bool {
 	return hasAnyPrefix(code, "25P03", "25P04", "57P01", "57P02", "57P05")
 }
 
-func notGranted(code string, isOpening bool) effect {
-	e := effect{Error: cmp.Or(errorType(code, false), Refused)}
+func notGranted(code string, isOpening, isOfTable bool) effect {
+	e := effect{Error: cmp.Or(errorType(code, isOfTable), Refused)}
 	if isOpening {
 		e.Error = NoConnection
 	} else if isConnectionError(code) || leavesDoubt(code) {

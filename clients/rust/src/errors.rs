@@ -167,10 +167,7 @@ impl Error {
                 waits_for,
             },
             Denial::LeaseLost { reason, is_other_role } => {
-                match cause.filter(|_| reason == Reason::Refused) {
-                    Some(cause) if options.table.is_some() => cause,
-                    _ => Error::lost(&names, reason, is_other_role),
-                }
+                Error::lost(&names, reason, is_other_role)
             }
             Denial::Closed => Error::Closed,
             Denial::GivenUp => Error::Invalid("nobody waits for the lease any more"),

@@ -1072,11 +1072,17 @@ impl LeaseStates {
             }
         }
         update(&mut self.leases, ids.iter().copied(), |lease| lease.beat_at = beat_at);
-        let may_lose = |lease: &LeaseState| lease.is_live() && lease.last_transactions == 0;
         for id in ids.into_iter().filter(|_| is_lost) {
-            if self.leases.get(&id).is_some_and(may_lose) {
-                self.mark_lost(id, Reason::Refused, Vec::new());
+            let Some(lease) = self.leases.get_mut(&id) else { continue };
+            if !lease.is_live() || lease.last_transactions > 0 {
+                continue;
             }
+            if lease.state == State::Confirming {
+                let denial = denial(code, is_opening, lease.options.table.is_some());
+                lease.state = State::Lost(Reason::Refused);
+                self.reply(id, Some(denial.0), denial.1);
+            }
+            self.mark_lost(id, Reason::Refused, Vec::new());
         }
     }
 
@@ -1221,10 +1227,9 @@ impl LeaseStates {
             return;
         }
         if !(is_conflict || is_outage) || !may_retry || now >= until {
-            let denial = denial(code, sent.is_none() && lease.doubt.is_none());
-            // The codes in lower case are the client's own.
-            let is_sqlstate = code.len() == 5 && code.to_uppercase() == code;
-            self.reply(id, Some(denial), is_sqlstate.then(|| code.to_owned()));
+            let is_opening = sent.is_none() && lease.doubt.is_none();
+            let (denial, sqlstate) = denial(code, is_opening, false);
+            self.reply(id, Some(denial), sqlstate);
         } else {
             let pause = jittered(backoff(lease.tries, longest), self.jitter);
             lease.due_at = now + pause.min(until - now);
@@ -1400,15 +1405,18 @@ impl LeaseStates {
 
     fn mark_lost(&mut self, id: Id, reason: Reason, unreleased: Vec<String>) {
         let Some(lease) = self.leases.get_mut(&id) else { return };
-        let (was_held, is_other_role) = (lease.is_held(), lease.is_other_role);
+        let (was_held, has_reply) = (lease.is_held(), lease.has_reply);
+        let is_other_role = lease.is_other_role;
         (lease.state, lease.unreleased) = (State::Lost(reason), unreleased);
         if was_held {
             self.effects.push(lease.event(self.now, EventKind::Lost(reason)));
             self.log_end(Some(reason));
         } else {
             self.release_after_loss(id);
-            let denial = Some(Denial::LeaseLost { reason, is_other_role });
-            self.effects.push(Effect::Reply { id, denial, sqlstate: None, in_doubt: false });
+            if !has_reply {
+                let denial = Some(Denial::LeaseLost { reason, is_other_role });
+                self.effects.push(Effect::Reply { id, denial, sqlstate: None, in_doubt: false });
+            }
         }
     }
 
@@ -1739,12 +1747,15 @@ fn ends_open_session(code: &str) -> bool {
     matches!(code, "25P03" | "25P04" | "57P01" | "57P02" | "57P05")
 }
 
-fn denial(code: &str, is_opening: bool) -> Denial {
-    Denial::Failed(match code {
+fn denial(code: &str, is_opening: bool, is_of_table: bool) -> (Denial, Option<String>) {
+    let denial = Denial::Failed(match code {
         _ if is_opening => ErrorType::NoConnection,
         _ if is_connection_error(code) || leaves_doubt(code) => ErrorType::NoAnswer,
-        _ => error_type(code, false).unwrap_or(ErrorType::Refused),
-    })
+        _ => error_type(code, is_of_table).unwrap_or(ErrorType::Refused),
+    });
+    // The codes in lower case are the client's own.
+    let is_sqlstate = code.len() == 5 && code.to_uppercase() == code;
+    (denial, is_sqlstate.then(|| code.to_owned()))
 }
 
 #[cfg(test)]

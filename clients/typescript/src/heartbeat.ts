@@ -422,10 +422,7 @@ function errorOfAcquire(reply: Reply, { names, cause, role, isRow }: Holding): u
     const left = waitsFor && { milliseconds: remaining ?? 0 };
     return new errors.LeaseTaken(names, holder ?? undefined, left, waitsFor);
   }
-  // The call that confirms a row can never succeed, and its error says why.
-  const isRefused = reason === "refused" && cause !== undefined;
-  if (error === "LeaseLost" && !isRefused)
-    return new errors.LeaseLost(reason, names, undefined, reply.advice);
+  if (error === "LeaseLost") return new errors.LeaseLost(reason, names, undefined, reply.advice);
   if (error === "Closed") return new errors.Closed("the fence is closed");
   if (error === "NoConnection" || error === "NoAnswer") {
     const isSent = error === "NoAnswer";

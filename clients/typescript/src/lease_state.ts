@@ -727,7 +727,12 @@ export class LeaseStates implements Sender {
     }
     for (const lease of leases.filter(isLive)) {
       lease.beatAt = this.#now + pause;
-      if (isRefused && lease.lastTransactions === 0) this.#markLost(lease, "refused");
+      if (!isRefused || lease.lastTransactions > 0) continue;
+      if (lease.state === "confirming") {
+        lease.state = "lost";
+        this.#reply(lease, notGranted(code, isOpening, confirmsRow(lease)));
+      }
+      this.#markLost(lease, "refused");
     }
   }
 
@@ -829,7 +834,7 @@ export class LeaseStates implements Sender {
     // A retry in doubt reclaims, so it must not take over the grant of another client.
     const mayPass = (isConflict || isOutage) && (mayReclaim(lease) || !doubt);
     if (!mayPass || this.#now >= until) {
-      this.#reply(lease, notGranted(code, isOpening && !doubt));
+      this.#reply(lease, notGranted(code, isOpening && !doubt, false));
       return;
     }
     if (isOutage) {
@@ -1187,9 +1192,9 @@ export const endsSession = (code: string) =>
  * terminated, crashed, idle. */
 const endsOpenSession = (code: string) => /^(25P0[34]|57P0[125])$/.test(code);
 
-function notGranted(code: string, isOpening: boolean): Omit<Reply, "reply"> {
+function notGranted(code: string, isOpening: boolean, isOfTable: boolean): Omit<Reply, "reply"> {
   const sqlstate = /^[0-9A-Z]{5}$/.test(code) ? code : undefined;
   if (isOpening) return { error: "NoConnection", sqlstate };
   if (isConnectionError(code) || leavesDoubt(code)) return { error: "NoAnswer", sqlstate };
-  return { error: errorType(code, false) || "Refused", sqlstate };
+  return { error: errorType(code, isOfTable) || "Refused", sqlstate };
 }

@@ -480,7 +480,7 @@ def _acquire_error(of: Holding, reply: Effect) -> BaseException:
         case "LeaseTaken":
             left = span(reply["remaining"]) if reply["holder"] else None
             return LeaseTaken(names, reply["holder"], left, reply["waits_for"])
-        case "LeaseLost" if reply["reason"] != "refused" or not cause:
+        case "LeaseLost":
             return LeaseLost(reply["reason"], names, advice=reply["advice"])
         case "Closed":
             return FenceError("the fence is closed")

@@ -638,23 +638,25 @@ class LeaseStates(Sender):
             self._acquired(lease)
 
     def _keep_failed(self, call: Call, code: str) -> None:
-        is_refused = code in {"42501", "42883", "3F000"} and not call.open
-        is_permanent = call.leases[0].confirms_row and not is_transient(code)
-        reason = "refused" if is_refused or is_permanent else ""
+        is_wrong = call.leases[0].confirms_row and not is_transient(code)
+        is_refused = is_wrong or (code in {"42501", "42883", "3F000"} and not call.open)
         pause = self._pause(min(lease.ttl for lease in call.leases))
         if code == "unsent":
             pause = 0
         elif code == "panicked":
             self.heartbeat_died()
-        elif not reason and not self.in_outage and any(lease.is_live for lease in call.leases):
+        elif not is_refused and not self.in_outage and any(lease.is_live for lease in call.leases):
             self.effects.append({"log": "not renewed", "code": code})
             self.in_outage = True
             pause = 0 if _is_connection_error(code) else pause
         for lease in call.leases:
             if lease.is_live:
                 lease.beat_at = self.now + pause
-                if reason and not lease.last_transactions:
-                    self._mark_lost(lease, reason)
+                if is_refused and not lease.last_transactions:
+                    if lease.state == CONFIRMING:
+                        lease.state = LOST
+                        self._reply(lease, **_not_granted(code, call.open, bool(lease.table)))
+                    self._mark_lost(lease, "refused")
 
     # Acquires.
 
@@ -756,7 +758,7 @@ class LeaseStates(Sender):
         # A retry in doubt reclaims, so it must not take over the grant of another client.
         is_retryable = (is_conflict or is_outage) and (lease.may_reclaim or not lease.doubt)
         if not is_retryable or self.now >= until:
-            self._reply(lease, **_not_granted(code, call.open and not lease.doubt))
+            self._reply(lease, **_not_granted(code, call.open and not lease.doubt, False))
             return
         if is_outage:
             # One line of the log for an outage, however many acquires wait for its end.
@@ -1095,9 +1097,9 @@ def _ends_open_session(code: str) -> bool:
     return code in {"25P03", "25P04", "57P01", "57P02", "57P05"}
 
 
-def _not_granted(code: str, is_opening: bool) -> dict[str, str]:
+def _not_granted(code: str, is_opening: bool, is_of_table: bool) -> dict[str, str]:
     has_no_answer = _leaves_doubt(code) or _is_connection_error(code)
-    error = "NoAnswer" if has_no_answer else error_type(code, False) or "Refused"
+    error = "NoAnswer" if has_no_answer else error_type(code, is_of_table) or "Refused"
     # The codes in lower case are the client's own.
     state = "" if code.islower() else code
     return {"error": "NoConnection" if is_opening else error, "sqlstate": state}

@@ -467,10 +467,7 @@ final class Heartbeat {
         return switch (reply.error) {
             case "LeaseTaken" ->
                     new LeaseTaken(names, reply.holder, reply.remaining, reply.waitsFor, null);
-            case "LeaseLost" ->
-                    reply.reason != Reason.REFUSED || cause == null
-                            ? new LeaseLost(reply.reason, reply.advice, names, false, null)
-                            : acquire.role == null ? noConnection(cause) : refusal(acquire, cause);
+            case "LeaseLost" -> new LeaseLost(reply.reason, reply.advice, names, false, null);
             case "Closed" -> new FenceException("the fence is closed", false, null);
             case "NoConnection" -> noConnection(cause);
             case "NoAnswer" -> {

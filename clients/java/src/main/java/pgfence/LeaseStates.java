@@ -917,6 +917,10 @@ final class LeaseStates {
             }
             lease.dueAt = isAtOnce ? now : now + pause(smallestTtl(call.leases));
             if (isRefused && lease.lastTransactions == 0) {
+                if (lease.state == State.CONFIRMING) {
+                    lease.state = State.LOST;
+                    reply(lease, notGranted(code, call.isOpening(), lease.table != null));
+                }
                 markLost(lease, REFUSED, List.of());
             }
         }
@@ -1056,7 +1060,7 @@ final class LeaseStates {
         // A retry in doubt reclaims, so it must not take over the grant of another client.
         boolean mayPass = (isConflict || isOutage) && (lease.doubt == null || lease.mayReclaim());
         if (!mayPass || now >= until) {
-            reply(lease, notGranted(code, call.isOpening() && lease.doubt == null));
+            reply(lease, notGranted(code, call.isOpening() && lease.doubt == null, false));
             return;
         }
         if (isOutage) {
@@ -1470,9 +1474,9 @@ final class LeaseStates {
         return code.matches("25P0[34]|57P0[125]");
     }
 
-    private static Reply notGranted(String code, boolean isOpening) {
+    private static Reply notGranted(String code, boolean isOpening, boolean isOfTable) {
         boolean hasNoAnswer = isConnectionError(code) || leavesDoubt(code);
-        String type = hasNoAnswer ? "NoAnswer" : errorType(code, false);
+        String type = hasNoAnswer ? "NoAnswer" : errorType(code, isOfTable);
         Reply reply = new Reply(isOpening ? "NoConnection" : type.isEmpty() ? "Refused" : type);
         reply.sqlstate = code.matches("[0-9A-Z]{5}") ? code : null;
         return reply;
