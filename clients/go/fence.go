@@ -230,27 +230,7 @@ func (f *Fence) Lead(ctx context.Context, name string, ttl time.Duration, work W
 	// If the answer to an acquire was lost, the next acquire takes the grant over.
 	a.Reclaim = true
 	lead := &leadState{ttl: a.TTL, jitter: f.h.states.jitter}
-	var effects []effect
-	for {
-		var pause time.Duration
-		for _, e := range effects {
-			switch {
-			case e.Log != "":
-				line := name + " " + e.Log + ", and it is tried again"
-				f.h.input(0, func() { f.h.warn(line, "reason", err) })
-			case e.Event != "":
-				f.h.input(0, func() { f.h.emit(Event{Kind: e.Event, Names: []string{name}}) })
-			case e.Lead == "pause":
-				pause = span(e.Pause)
-			case e.Lead == "end":
-				return err
-			}
-		}
-		select {
-		case <-ctx.Done():
-			return cmp.Or(err, ctx.Err())
-		case <-time.After(pause):
-		}
+	for ctx.Err() == nil {
 		var lease *Lease
 		again := *a
 		if lease, err = f.h.acquire(ctx, &again); err == nil {
@@ -265,8 +245,24 @@ func (f *Fence) Lead(ctx context.Context, name string, ttl time.Duration, work W
 			IsClosed: f.h.isClosing(),
 		}
 		failure.Kind, failure.Code = typeOf(err)
-		effects = lead.failed(clock(), failure)
+		for _, e := range lead.failed(clock(), failure) {
+			switch {
+			case e.Log != "":
+				line := name + " " + e.Log + ", and it is tried again"
+				f.h.input(0, func() { f.h.warn(line, "reason", err) })
+			case e.Event != "":
+				f.h.input(0, func() { f.h.emit(Event{Kind: e.Event, Names: []string{name}}) })
+			case e.Lead == "end":
+				return err
+			default:
+				select {
+				case <-ctx.Done():
+				case <-time.After(span(e.Pause)):
+				}
+			}
+		}
 	}
+	return cmp.Or(err, ctx.Err())
 }
 
 // typeOf returns the kind and the code of an error as leadState takes them.

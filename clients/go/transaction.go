@@ -476,7 +476,7 @@ func (g *guard) sendEach(
 	if err != nil || missing == nil {
 		return err
 	}
-	g.h.suspect(named)
+	// The rollback has the leases renewed.
 	return newLeaseLost(ReasonGone, "", *missing)
 }
 

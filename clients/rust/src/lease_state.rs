@@ -1499,14 +1499,12 @@ impl LeadState {
         is_closed: bool,
     ) -> Result<Pause, LeadEnd> {
         let since = self.leading_since.take();
-        if !is_lost && cause(error, code, since.is_none()) == "own" {
-            return Err(LeadEnd::Own);
-        }
-        if is_stopped {
-            return Err(LeadEnd::Stopped);
-        }
-        if is_closed {
-            return Err(LeadEnd::Closed);
+        let is_own = !is_lost && cause(error, code, since.is_none()) == "own";
+        match (is_own, is_stopped, is_closed) {
+            (true, ..) => return Err(LeadEnd::Own),
+            (_, true, _) => return Err(LeadEnd::Stopped),
+            (.., true) => return Err(LeadEnd::Closed),
+            _ => {}
         }
         if since.is_some_and(|since| now - since >= self.ttl.min(60_000)) {
             self.failures = 0;

@@ -2,7 +2,6 @@ import { setMaxListeners } from "node:events";
 import { inspect, types } from "node:util";
 import { Connection, within, type Opener, type Row } from "./connection.js";
 import * as errors from "./errors.js";
-import type { Left, Reason } from "./errors.js";
 import { errorType, LeaseStates, LONGEST_CALL, NEVER, SHORTEST_OPENING } from "./lease_state.js";
 import type {
   CallEffect,
@@ -11,6 +10,7 @@ import type {
   LastStage,
   LeaseRequest,
   LogEffect,
+  Reason,
   Reply,
   Rows,
   Taken,
@@ -25,7 +25,7 @@ export type LeaseEvent = Readonly<{
   kind: "acquired" | "renewed" | "lost" | "released" | "interrupted";
   names: readonly string[];
   token: number;
-  remaining: Left;
+  remaining: errors.Left;
   reason: Reason | undefined;
 }>;
 
@@ -292,7 +292,7 @@ export class Heartbeat {
     });
   }
 
-  remaining(holding: Holding): Left {
+  remaining(holding: Holding): errors.Left {
     return { milliseconds: this.#states.remaining(clock(), holding.request.id) };
   }
 
@@ -324,14 +324,9 @@ export class Heartbeat {
     this.#input((states) => states.lastTransaction(keysOf(holdings), stage));
   }
 
-  /** Reports that a transaction has written the rows. */
-  rowLocked(holdings: readonly Holding[]): void {
-    this.#input((states) => states.rowLocked(keysOf(holdings)));
-  }
-
-  /** Reports that a transaction that has written the rows has ended. */
-  rowUnlocked(holdings: readonly Holding[]): void {
-    this.#input((states) => states.rowUnlocked(keysOf(holdings)));
+  /** Reports that a transaction has written the rows, or has ended. */
+  rowLocks(holdings: readonly Holding[], input: "rowLocked" | "rowUnlocked"): void {
+    this.#input((states) => states[input](keysOf(holdings)));
   }
 
   /** Records that the program has the signal of the lease. */

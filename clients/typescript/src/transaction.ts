@@ -1,7 +1,6 @@
 import { setTimeout as sleep } from "node:timers/promises";
 import { within } from "./connection.js";
-import { codeOf, FenceError, isFatal, LeaseLost, LeaseTaken, TransactionLost } from "./errors.js";
-import { refusal, sqlstateOf, typed, unwrapAbort } from "./errors.js";
+import * as errors from "./errors.js";
 import type { Heartbeat, Holding } from "./heartbeat.js";
 import { guardFailed, type GuardError, type GuardFailure, type LastStage } from "./lease_state.js";
 import * as statements from "./statements.js";
@@ -50,7 +49,7 @@ export abstract class Transaction<Tx> {
    * server, there is nothing to roll back: the failed transaction of the program may have a
    * savepoint of the same name, which is another guard's. */
   protected failBegin(error: unknown): never {
-    this.isOver = sqlstateOf(error) !== "";
+    this.isOver = errors.sqlstateOf(error) !== "";
     throw error;
   }
   /** Runs a statement, and returns the number of its rows. */
@@ -214,7 +213,7 @@ class Guard<Tx> {
       // The driver postgres throws the error of a statement before it reports the end of the
       // session.
       await sleep(1);
-      const code = error instanceof NotOpen ? error.code : codeOf(error);
+      const code = error instanceof NotOpen ? error.code : errors.codeOf(error);
       const failure = this.#failed(error, code);
       [end, this.beginsAgain] = [failure.last, failure.again];
       if (failure.suspect) by.heartbeat.suspect(by.holdings);
@@ -223,7 +222,7 @@ class Guard<Tx> {
       throw this.#errorOf(error, code, failure);
     } finally {
       if (this.#isReleasing) by.heartbeat.lastTransaction(by.holdings, end);
-      if (this.#hasRowLocks) by.heartbeat.rowUnlocked(this.#rows);
+      if (this.#hasRowLocks) by.heartbeat.rowLocks(this.#rows, "rowUnlocked");
       for (const { loss } of this.#held) loss.signal.removeEventListener("abort", this.#cut);
       transaction.leave();
     }
@@ -246,7 +245,7 @@ class Guard<Tx> {
       if (count === 0) throw this.#goneError(row.names, row);
     }
     this.#hasRowLocks = this.#rows.length > 0;
-    if (this.#hasRowLocks) heartbeat.rowLocked(this.#rows);
+    if (this.#hasRowLocks) heartbeat.rowLocks(this.#rows, "rowLocked");
     if (this.#pairs.length > 0) await this.#count(statements.guard(this.#pairs, isInner));
     this.#check();
     this.#stage = "work";
@@ -279,12 +278,12 @@ class Guard<Tx> {
 
   /** Returns the error of a lease that is lost, as the server says. The heartbeat learns of the loss
    * by a renewal. */
-  #goneError(names: readonly string[], holding?: Holding): LeaseLost {
+  #goneError(names: readonly string[], holding?: Holding): errors.LeaseLost {
     if (holding) {
       holding.isLossSeen = true;
       this.by.heartbeat.suspect([holding]);
     }
-    return new LeaseLost("gone", names);
+    return new errors.LeaseLost("gone", names);
   }
 
   /** True if no names guard the transaction, but rows alone. */
@@ -301,7 +300,7 @@ class Guard<Tx> {
     return guardFailed({
       stage: this.#stage,
       code,
-      isFatal: isFatal(error),
+      isFatal: errors.isFatal(error),
       session: transaction.broken === undefined ? transaction.session : "closed",
       of: by.adopted ? "adopted" : this.#isOfRows ? "rows" : "names",
       isInner: transaction.isInner,
@@ -311,7 +310,7 @@ class Guard<Tx> {
 
   /** Returns the error to throw. */
   #errorOf(error: unknown, code: string, { error: type, inDoubt }: GuardFailure): unknown {
-    if (error instanceof FenceError || type === "") return unwrapAbort(error);
+    if (error instanceof errors.FenceError || type === "") return errors.unwrapAbort(error);
     if (type === "LeaseLost") {
       const lost = this.#lost as Holding;
       lost.isLossSeen = true;
@@ -319,14 +318,14 @@ class Guard<Tx> {
     }
     if (type === "TransactionLost") {
       const ended = `the session ended under the transaction: ${(error as Error).message}`;
-      return Object.assign(new TransactionLost(LOST[code] ?? ended, error), { inDoubt });
+      return Object.assign(new errors.TransactionLost(LOST[code] ?? ended, error), { inDoubt });
     }
     if (type === "LeaseTaken") {
-      const { holder } = refusal(error).detail;
+      const { holder } = errors.refusal(error).detail;
       const names = this.#pairs.map(({ name }) => name);
       const by = typeof holder === "string" ? holder : undefined;
-      return new LeaseTaken(names, by, undefined, undefined, error);
+      return new errors.LeaseTaken(names, by, undefined, undefined, error);
     }
-    return typed(error, type, this.transaction.role, this.#isOfRows);
+    return errors.typed(error, type, this.transaction.role, this.#isOfRows);
   }
 }

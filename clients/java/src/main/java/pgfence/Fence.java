@@ -201,30 +201,7 @@ public final class Fence implements AutoCloseable {
                 new Options().ttl(ttl).waitUpTo(Duration.ofDays(36_500)).withHolder().reclaim();
         List<String> names = checked(List.of(name));
         LeadState leader = new LeadState(options.ttl, heartbeat.jitter);
-        List<Effect> effects = List.of();
-        Exception failed = null;
-        while (true) {
-            long pause = 0;
-            for (Effect effect : effects) {
-                if (effect instanceof Log) {
-                    String line = " leads no more, and it is tried again: ";
-                    heartbeat.warn(name + line + failed.getMessage());
-                } else if (effect instanceof Lead next) {
-                    if ("stopped".equals(next.code())) {
-                        return false;
-                    }
-                    if (next.lead().equals("end")) {
-                        throw Heartbeat.sneakyThrow(failed);
-                    }
-                    pause = next.pause();
-                } else {
-                    List<String> of = List.of(name);
-                    heartbeat.emit(new Event(Event.Kind.INTERRUPTED, of, 0, Duration.ZERO, null));
-                }
-            }
-            if (stop.await(pause, TimeUnit.MILLISECONDS)) {
-                return false;
-            }
+        while (stop.getCount() > 0) {
             Lease leading = null;
             try (Lease lease = heartbeat.acquire(names, options, stop)) {
                 if (lease == null) {
@@ -235,7 +212,6 @@ public final class Fence implements AutoCloseable {
                 work.run(lease);
                 return true;
             } catch (Exception error) {
-                failed = error;
                 boolean isLost = leading != null && leading.isLost();
                 if (isLost) {
                     // The program may have its thread interrupted at the loss.
@@ -243,9 +219,25 @@ public final class Fence implements AutoCloseable {
                 }
                 String type = FenceException.typeOf(error), code = FenceException.codeOf(error);
                 boolean isStopped = stop.getCount() == 0, isClosed = heartbeat.isClosing();
-                effects = leader.failed(Clock.now(), type, code, isLost, isStopped, isClosed);
+                var effects = leader.failed(Clock.now(), type, code, isLost, isStopped, isClosed);
+                for (Effect effect : effects) {
+                    if (effect instanceof Log) {
+                        String line = " leads no more, and it is tried again: ";
+                        heartbeat.warn(name + line + error.getMessage());
+                    } else if (effect instanceof LeaseStates.Event) {
+                        var event = Event.Kind.INTERRUPTED;
+                        heartbeat.emit(new Event(event, names, 0, Duration.ZERO, null));
+                    } else if (effect instanceof Lead next) {
+                        if (next.lead().equals("pause")) {
+                            stop.await(next.pause(), TimeUnit.MILLISECONDS);
+                        } else if (!next.code().equals("stopped")) {
+                            throw error;
+                        }
+                    }
+                }
             }
         }
+        return false;
     }
 
     /** Releases all leases, and ends all waits, within 5 s: for the end of the process. */
