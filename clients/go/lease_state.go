@@ -850,7 +850,6 @@ func (s *leaseStates) extend(l *leaseState, sent, left, again int64) {
 	if !l.Session {
 		l.connection = nil
 	}
-	s.closeUnusedConnections()
 	s.acquired(l)
 }
 
@@ -977,7 +976,6 @@ func (s *leaseStates) reply(l *leaseState, e effect) {
 	if !l.isCalling {
 		s.queueUndo(l)
 	}
-	s.closeUnusedConnections()
 }
 
 func (s *leaseStates) acquireFailed(c *call, l *leaseState, code string) {
@@ -1177,7 +1175,6 @@ func (s *leaseStates) releaseAfterLoss(l *leaseState) {
 	if l.hasEnded = len(l.unreleased) == 0; !l.hasEnded && !s.hasClosed {
 		s.queueRelease(l, false)
 	}
-	s.closeUnusedConnections()
 }
 
 func (s *leaseStates) markReleased(l *leaseState, reason Reason) {
@@ -1186,7 +1183,6 @@ func (s *leaseStates) markReleased(l *leaseState, reason Reason) {
 		l.state, l.reason = released, reason
 		s.leases = without(s.leases, l)
 	}
-	s.closeUnusedConnections()
 	if l.isReported && !wasLost {
 		s.emit("released", l)
 	}

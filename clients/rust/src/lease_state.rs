@@ -630,10 +630,6 @@ impl LeaseStates {
         (self.in_outage, self.is_loss_logged) = (false, false);
         if let Some(connection) = self.connections.get_mut(&call.connection) {
             connection.errors = 0;
-            if connection.owner.is_none() {
-                self.connections.remove(&call.connection);
-                self.effects.push(Effect::HangUp(call.connection));
-            }
         }
         match (&call.operation, answer) {
             (&Operation::Acquire { id, .. }, Answer::Granted(token)) => {
@@ -719,6 +715,7 @@ impl LeaseStates {
         self.now = now;
         self.end_by_clock(answer_to);
         input(self);
+        self.close_unused_connections();
         self.send_due_calls();
         for (reason, count) in take(&mut self.logs) {
             // An outage writes one line to the log, and all losses by it write one more.
@@ -956,15 +953,24 @@ impl LeaseStates {
         }
     }
 
-    /// Closes the connection of an owner that needs none any more, after the call on it.
-    fn close_connection(&mut self, owner: Owner) {
-        let Some(number) = self.connection_of(owner) else { return };
-        if self.calls.values().any(|pending| pending.call.connection == number) {
-            self.connections.insert(number, Connection { owner: None, errors: 0 });
-        } else {
-            self.connections.remove(&number);
-            self.effects.push(Effect::HangUp(number));
+    /// Takes the connection from its owner. It is closed after its call.
+    fn drop_connection(&mut self, owner: Owner) {
+        let mut all = self.connections.values_mut();
+        if let Some(connection) = all.find(|connection| connection.owner == Some(owner)) {
+            connection.owner = None;
         }
+    }
+
+    fn close_unused_connections(&mut self) {
+        let calls = self.calls.values();
+        let busy: Vec<_> = calls.map(|pending| pending.call.connection).collect();
+        self.connections.retain(|number, connection| {
+            let is_used = connection.owner.is_some() || busy.contains(number);
+            if !is_used {
+                self.effects.push(Effect::HangUp(*number));
+            }
+            is_used
+        });
     }
 
     /// Closes the shared connection after the last lease, and reports the end of `close`.
@@ -980,7 +986,8 @@ impl LeaseStates {
             self.effects.extend(left.map(Effect::HangUp));
             self.effects.push(Effect::Closed);
         } else if self.undos.is_empty() {
-            self.close_connection(Owner::Shared);
+            self.drop_connection(Owner::Shared);
+            self.close_unused_connections();
         }
     }
 
@@ -1046,7 +1053,7 @@ impl LeaseStates {
             self.effects.push(lease.event(self.now, EventKind::Renewed));
         } else {
             if !lease.options.is_session {
-                self.close_connection(Owner::Lease(id));
+                self.drop_connection(Owner::Lease(id));
             }
             self.acquired(id);
         }
@@ -1192,7 +1199,7 @@ impl LeaseStates {
             self.leases.remove(&id);
         }
         if !keeps_connection {
-            self.close_connection(Owner::Lease(id));
+            self.drop_connection(Owner::Lease(id));
         }
     }
 
@@ -1278,7 +1285,7 @@ impl LeaseStates {
 
     fn end_undo(&mut self, number: u64) {
         self.undos.remove(&number);
-        self.close_connection(Owner::Undo(number));
+        self.drop_connection(Owner::Undo(number));
     }
 
     // Releases.
@@ -1288,7 +1295,7 @@ impl LeaseStates {
         let until = self.now + self.retry_time(lease.options.ttl);
         let is_in_doubt = is_in_doubt || lease.has_uncommitted_release || lease.in_transaction();
         if !lease.options.is_session {
-            self.close_connection(Owner::Lease(id));
+            self.drop_connection(Owner::Lease(id));
         }
         let (leases, due_at, is_alone) = (vec![lease], self.now, is_in_doubt);
         let release =
@@ -1360,7 +1367,7 @@ impl LeaseStates {
             if lease.is_held() && gone > 0 && is_known && self.now < lease.deadline {
                 self.log_end(Some(Reason::Gone));
                 self.effects.push(lease.event(self.now, EventKind::Lost(Reason::Gone)));
-                self.close_connection(Owner::Lease(lease.id));
+                self.drop_connection(Owner::Lease(lease.id));
             } else {
                 self.finish_release(&lease, true);
             }
@@ -1427,7 +1434,7 @@ impl LeaseStates {
             self.queue_release(id, false);
         } else {
             self.leases.remove(&id);
-            self.close_connection(Owner::Lease(id));
+            self.drop_connection(Owner::Lease(id));
         }
     }
 
@@ -1438,7 +1445,7 @@ impl LeaseStates {
     }
 
     fn finish_release(&mut self, lease: &LeaseState, confirmed: bool) {
-        self.close_connection(Owner::Lease(lease.id));
+        self.drop_connection(Owner::Lease(lease.id));
         if lease.is_held() {
             self.effects.push(lease.event(self.now, EventKind::Released { confirmed }));
         }

@@ -352,7 +352,6 @@ export class LeaseStates implements Sender {
     this.#endCall(call);
     this.#inOutage = this.#isLossLogged = false;
     call.connection.errors = 0;
-    this.#closeIfUnused(call.connection);
     if (call.undo) this.#undoAnswered(call.undo, rows[0] as Rows["undo"]);
     else if (call.do === "acquire") this.#acquireAnswered(call, rows[0] as Rows["acquire"], taken);
     else if (call.do === "release") this.#releaseAnswered(call, rows as Rows["release"][]);
@@ -430,6 +429,7 @@ export class LeaseStates implements Sender {
     [this.#now, this.effects, this.#logs] = [now, [], []];
     this.#endByClock(answerTo);
     decide();
+    this.#closeUnusedConnections();
     this.#sendDueCalls();
     for (const line of this.#logs) {
       // An outage writes one line to the log, and all losses by it write one more.
@@ -630,18 +630,18 @@ export class LeaseStates implements Sender {
     if (isLost) this.#markLost(owner, "session");
   }
 
-  /** Takes the connection from its owner, and closes it after its call. */
+  /** Takes the connection from its owner. It is closed after its call. */
   #dropConnection(owner: Sender): void {
-    const { connection } = owner;
-    if (!connection) return;
-    owner.connection = connection.owner = undefined;
-    this.#closeIfUnused(connection);
+    if (owner.connection) owner.connection.owner = undefined;
+    owner.connection = undefined;
   }
 
-  #closeIfUnused({ number, owner, call }: ConnectionState): void {
-    if (owner || call) return;
-    this.effects.push({ hangUp: number });
-    this.#connections.delete(number);
+  #closeUnusedConnections(): void {
+    for (const { number, owner, call } of this.#connections.values()) {
+      if (owner || call) continue;
+      this.effects.push({ hangUp: number });
+      this.#connections.delete(number);
+    }
   }
 
   /** Closes the shared connection after the last lease, and reports the end of `close`. */
@@ -649,16 +649,16 @@ export class LeaseStates implements Sender {
     const hasEnded = ({ state, release }: LeaseState) => state === "lost" && !release;
     if (this.#calls.size > 0) return;
     for (const lease of this.#leases.values()) if (!hasEnded(lease)) return;
-    if (this.isClosing && !this.#hasClosed) {
-      this.#hasClosed = true;
+    const endsClose = this.isClosing && !this.#hasClosed;
+    if (endsClose) {
       this.#undos.clear();
-      for (const { owner } of [...this.#connections.values()]) {
-        if (owner) this.#dropConnection(owner);
-      }
-      this.effects.push({ closed: true });
+      for (const { owner } of this.#connections.values()) if (owner) this.#dropConnection(owner);
     } else if (this.#undos.size === 0) {
       this.#dropConnection(this);
     }
+    this.#closeUnusedConnections();
+    this.#hasClosed ||= endsClose;
+    if (endsClose) this.effects.push({ closed: true });
   }
 
   // Renewals.

@@ -634,7 +634,6 @@ class LeaseStates(Sender):
         else:
             if not lease.session:
                 lease.connection = 0
-            self._close_unused_connections()
             self._acquired(lease)
 
     def _keep_failed(self, call: Call, code: str) -> None:
@@ -734,7 +733,6 @@ class LeaseStates(Sender):
             self._queue_release(lease)
         if not lease.call:
             self._queue_undo(lease)
-        self._close_unused_connections()
 
     def _acquire_failed(self, call: Call, lease: LeaseState, code: str) -> None:
         was_in_doubt = lease.doubt is not None
@@ -883,7 +881,6 @@ class LeaseStates(Sender):
         if lease.unreleased and not self.has_closed:
             self._queue_release(lease)
         lease.has_ended = not lease.unreleased
-        self._close_unused_connections()
 
     def _mark_released(self, lease: LeaseState, reason: str = "") -> None:
         was_lost = lease.state == LOST
@@ -891,7 +888,6 @@ class LeaseStates(Sender):
         if not was_lost:
             lease.state, lease.reason = RELEASED, reason
             self.leases.pop(lease.id, None)
-        self._close_unused_connections()
         if lease.is_reported and not was_lost:
             self._emit("released", lease)
 

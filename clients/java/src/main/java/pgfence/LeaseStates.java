@@ -447,7 +447,6 @@ final class LeaseStates {
         endCall(call);
         inOutage = isLossLogged = false;
         call.connectionState.errors = 0;
-        closeIfUnused(call.connectionState);
         switch (call.verb) {
             case "acquire" -> acquireAnswered(call, call.leases.get(0), answer);
             case "undo" -> undoAnswered(call.leases.get(0), answer.number);
@@ -515,6 +514,7 @@ final class LeaseStates {
         logs = new LinkedHashMap<>();
         endByClock(answerTo);
         input.run();
+        closeUnusedConnections();
         sendDueCalls();
         logs.forEach(
                 (line, count) -> {
@@ -766,20 +766,20 @@ final class LeaseStates {
         }
     }
 
-    /** Takes the connection from its owner, and closes it after its call. */
+    /** Takes the connection from its owner. It is closed after its call. */
     private void dropConnection(Sender owner) {
-        ConnectionState connection = owner.connection;
-        if (connection != null) {
+        if (owner.connection != null) {
+            owner.connection.owner = null;
             owner.connection = null;
-            connection.owner = null;
-            closeIfUnused(connection);
         }
     }
 
-    private void closeIfUnused(ConnectionState connection) {
-        if (connection.owner == null && connection.call == null) {
-            effects.add(new HangUp(connection.number));
-            connections.remove(connection.number);
+    private void closeUnusedConnections() {
+        for (ConnectionState connection : List.copyOf(connections.values())) {
+            if (connection.owner == null && connection.call == null) {
+                effects.add(new HangUp(connection.number));
+                connections.remove(connection.number);
+            }
         }
     }
 
@@ -787,13 +787,17 @@ final class LeaseStates {
     private void endIfIdle() {
         boolean areLost = leases.values().stream().allMatch(one -> one.state == State.LOST);
         boolean isIdle = calls.isEmpty() && releases.isEmpty() && areLost;
-        if (isIdle && isClosing() && !hasClosed) {
-            hasClosed = true;
+        boolean endsClose = isIdle && isClosing() && !hasClosed;
+        if (endsClose) {
             undos.clear();
-            List.copyOf(connections.values()).forEach(one -> dropConnection(one.owner));
-            effects.add(new Closed(true));
+            connections.values().forEach(one -> dropConnection(one.owner));
         } else if (isIdle && undos.isEmpty()) {
             dropConnection(shared);
+        }
+        closeUnusedConnections();
+        if (endsClose) {
+            hasClosed = true;
+            effects.add(new Closed(true));
         }
     }
 
