@@ -847,9 +847,6 @@ func (s *leaseStates) extend(l *leaseState, sent, left, again int64) {
 		s.emit("renewed", l)
 		return
 	}
-	if !l.Session {
-		l.connection = nil
-	}
 	s.acquired(l)
 }
 
@@ -947,9 +944,6 @@ func (s *leaseStates) granted(l *leaseState, token, sent int64) {
 	if isGivenUp {
 		s.queueRelease(l, false)
 	} else if s.now < firstBeat {
-		if !l.Session {
-			l.connection = nil
-		}
 		l.deadline, l.beatAt = sent+window(l.TTL), firstBeat
 		s.acquired(l)
 	}
@@ -957,6 +951,9 @@ func (s *leaseStates) granted(l *leaseState, token, sent int64) {
 
 func (s *leaseStates) acquired(l *leaseState) {
 	l.state, l.isReported, l.endsAt = held, true, s.now+cmp.Or(l.AtMost, never)
+	if !l.Session {
+		l.connection = nil
+	}
 	s.emit("acquired", l)
 	s.reply(l, effect{Leases: []string{l.ID}})
 }

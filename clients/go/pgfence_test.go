@@ -320,7 +320,10 @@ func TestWhatAHandlerDoesAffectsNoLease(t *testing.T) {
 		ctx, cancel := context.WithTimeout(background, 10*time.Millisecond)
 		defer cancel()
 		_, err := fence.Acquire(ctx, []string{"other"}, long)
-		refused <- err
+		select {
+		case refused <- err:
+		default: // its leases have events, too, which call it again
+		}
 		if len(refused)%2 > 0 {
 			runtime.Goexit()
 		}

@@ -141,14 +141,9 @@ impl Fence {
             let (error, is_lost): (BoxError, _) = match acquired {
                 Ok(lease) => {
                     lead.granted(now());
-                    let done = lease.run(work(lease.clone())).await;
-                    let released = lease.release().await;
-                    let is_lost = released.is_err();
-                    let done = done.unwrap_or_else(|loss| Err(loss.into()));
-                    // The work may return because it has noticed the loss.
-                    match done.and_then(|done| Ok(released.map(|()| done)?)) {
+                    match lease.hold(work(lease.clone())).await {
                         Ok(done) => return Ok(Some(done)),
-                        Err(error) => (error, is_lost),
+                        Err(error) => (error, lease.0.grant.loss().is_some()),
                     }
                 }
                 Err(error) => (error.into(), false),
@@ -341,11 +336,7 @@ impl LeaseRequest {
         E: From<Error>,
     {
         let lease = self.acquire().await?;
-        let outcome = lease.run(work(lease.clone())).await;
-        let released = lease.release().await;
-        let done = outcome??;
-        released?;
-        Ok(done)
+        lease.hold(work(lease.clone())).await
     }
 }
 
@@ -411,6 +402,17 @@ impl Lease {
             done = work => Ok(done),
             Some(loss) = self.lost() => Err(loss),
         }
+    }
+
+    /// Does the work, and releases the lease. The work may return because it has noticed a loss.
+    async fn hold<T, E>(&self, work: impl Future<Output = Result<T, E>>) -> Result<T, E>
+    where
+        E: From<Error>,
+    {
+        let outcome = self.run(work).await;
+        let released = self.release().await;
+        let done = outcome??;
+        Ok(released.map(|()| done)?)
     }
 
     /// Begins a transaction during which nobody else is granted the lease, and whose writes present

@@ -148,11 +148,10 @@ struct Inner {
 
 impl Inner {
     fn emit(&mut self, mut event: Event) {
-        let emitted_at = clock::now();
+        let until = clock::after(event.remaining);
         self.deliveries.push_back(Box::new(move |setup| {
             // An earlier event may have held up this one.
-            let waited = clock::now().saturating_sub(emitted_at);
-            event.remaining = event.remaining.saturating_sub(waited);
+            event.remaining = clock::left(until);
             (setup.on_event)(&event);
         }));
     }

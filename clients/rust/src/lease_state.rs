@@ -956,9 +956,7 @@ impl LeaseStates {
     /// Takes the connection from its owner. It is closed after its call.
     fn drop_connection(&mut self, owner: Owner) {
         let mut all = self.connections.values_mut();
-        if let Some(connection) = all.find(|connection| connection.owner == Some(owner)) {
-            connection.owner = None;
-        }
+        all.find(|one| one.owner == Some(owner)).map(|connection| connection.owner.take());
     }
 
     fn close_unused_connections(&mut self) {
@@ -1052,9 +1050,6 @@ impl LeaseStates {
         if lease.is_held() {
             self.effects.push(lease.event(self.now, EventKind::Renewed));
         } else {
-            if !lease.options.is_session {
-                self.drop_connection(Owner::Lease(id));
-            }
             self.acquired(id);
         }
     }
@@ -1080,10 +1075,8 @@ impl LeaseStates {
         }
         update(&mut self.leases, ids.iter().copied(), |lease| lease.beat_at = beat_at);
         for id in ids.into_iter().filter(|_| is_lost) {
-            let Some(lease) = self.leases.get_mut(&id) else { continue };
-            if !lease.is_live() || lease.last_transactions > 0 {
-                continue;
-            }
+            let live = self.leases.get_mut(&id).filter(|lease| lease.is_live());
+            let Some(lease) = live.filter(|lease| lease.last_transactions == 0) else { continue };
             if lease.state == State::Confirming {
                 let denial = denial(code, is_opening, lease.options.table.is_some());
                 lease.state = State::Lost(Reason::Refused);

@@ -331,14 +331,10 @@ export class Fence<On, Tx> {
       } catch (error) {
         // The acquire was given up.
         if (!holding && stop?.aborted && error === stop.reason) break;
-        const effects = leader.failed(now(), {
-          error: error instanceof errors.FenceError ? error.name : "",
-          code: errors.codeOf(error),
-          isLost: holding?.isLost ?? false,
-          isStopped: stop?.aborted ?? false,
-          isClosed: this.#heartbeat.isClosing,
-        });
-        for (const effect of effects) {
+        const type = error instanceof errors.FenceError ? error.name : "";
+        const [code, isLost] = [errors.codeOf(error), holding?.isLost ?? false];
+        const [isStopped, isClosed] = [stop?.aborted ?? false, this.#heartbeat.isClosing];
+        for (const effect of leader.failed(now(), type, code, isLost, isStopped, isClosed)) {
           if ("log" in effect) warn(`${name} ${effect.log}, and it is tried again: ${error}`);
           else if ("event" in effect) void this.#heartbeat.emit(interrupted);
           else if (effect.lead === "pause")

@@ -710,7 +710,6 @@ export class LeaseStates implements Sender {
     const wasHeld = isHeld(lease);
     [lease.deadline, lease.state, lease.hasUncommittedRelease] = [deadline, "held", false];
     if (wasHeld) return this.#emit("renewed", lease);
-    if (!lease.request.session) this.#dropConnection(lease);
     this.#acquired(lease);
   }
 
@@ -1014,16 +1013,6 @@ export type LeadEffect =
   | { readonly log: string; readonly code: string }
   | { readonly event: "interrupted"; readonly code: string };
 
-/** An error of the acquire or of the work. `error` is its type, or empty if this package has none for
- * it. After a loss of the lease the error does not matter. `isClosed`: the fence is closed. */
-export interface LeadError {
-  readonly error: string;
-  readonly code: string;
-  readonly isLost: boolean;
-  readonly isStopped: boolean;
-  readonly isClosed: boolean;
-}
-
 /** The state of one `lead`. Its last effect after an error is `pause`, before it acquires again, or
  * `end`. */
 export class LeadState {
@@ -1040,9 +1029,17 @@ export class LeadState {
     this.#leadingSince = now;
   }
 
-  /** The acquire or the work has failed. An outage writes one line to the log, and emits one event
-   * if this process has led. */
-  failed(now: number, { error, code, isLost, isStopped, isClosed }: LeadError): LeadEffect[] {
+  /** The acquire or the work has failed. `error` is the type of the error, or empty if this package
+   * has none for it. After a loss of the lease it does not matter. `isClosed`: the fence is closed.
+   * An outage writes one line to the log, and emits one event if this process has led. */
+  failed(
+    now: number,
+    error: string,
+    code: string,
+    isLost: boolean,
+    isStopped: boolean,
+    isClosed: boolean,
+  ): LeadEffect[] {
     const since = this.#leadingSince;
     this.#leadingSince = NEVER;
     const cause = causeOf(error, code, since === NEVER);

@@ -52,8 +52,7 @@ function lead(
   now: number,
   { what, error = "", code = "", lost = false, stopped = false, closed = false }: Fields,
 ): readonly object[] {
-  const failed = { error, code, isLost: lost, isStopped: stopped, isClosed: closed };
-  if (what === "failed") return leader.failed(now, failed);
+  if (what === "failed") return leader.failed(now, error, code, lost, stopped, closed);
   if (what === "granted") leader.granted(now);
   return [];
 }

@@ -632,8 +632,6 @@ class LeaseStates(Sender):
         if lease.is_held:
             self._emit("renewed", lease)
         else:
-            if not lease.session:
-                lease.connection = 0
             self._acquired(lease)
 
     def _keep_failed(self, call: Call, code: str) -> None:
@@ -709,13 +707,13 @@ class LeaseStates(Sender):
         if is_given_up:
             self._queue_release(lease)
         elif self.now < first_beat:
-            if not lease.session:
-                lease.connection = 0
             lease.deadline, lease.beat_at = sent + _window(lease.ttl), first_beat
             self._acquired(lease)
 
     def _acquired(self, lease: LeaseState) -> None:
         lease.state, lease.is_reported = HELD, True
+        if not lease.session:
+            lease.connection = 0
         lease.ends_at = self.now + (lease.at_most or NEVER)
         self._emit("acquired", lease)
         self._reply(lease, leases=[lease.id])

@@ -474,14 +474,12 @@ final class Heartbeat {
                 String message = "the server has not answered in time" + because(cause);
                 yield new NoAnswer(message, reply.inDoubt, cause);
             }
-            default -> refusal(acquire, cause);
+            default -> {
+                String code = FenceException.stateOf(cause);
+                String type = LeaseStates.errorType(code, acquire.table != null);
+                yield FenceException.typed(cause, type, acquire.role, acquire.table);
+            }
         };
-    }
-
-    private static Throwable refusal(Acquire acquire, Throwable cause) {
-        String code = FenceException.stateOf(cause);
-        String type = LeaseStates.errorType(code, acquire.table != null);
-        return FenceException.typed(cause, type, acquire.role, acquire.table);
     }
 
     private Throwable noConnection(Throwable cause) {

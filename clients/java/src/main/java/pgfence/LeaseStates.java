@@ -893,12 +893,9 @@ final class LeaseStates {
         lease.hasUncommittedRelease = false;
         if (lease.isHeld()) {
             emit("renewed", lease);
-            return;
+        } else {
+            acquired(lease);
         }
-        if (!lease.options.session) {
-            dropConnection(lease);
-        }
-        acquired(lease);
     }
 
     private void keepFailed(Call call, String code) {
