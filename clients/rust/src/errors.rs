@@ -166,9 +166,7 @@ impl Error {
                 holder: Some(holder).filter(|holder| !holder.is_empty()),
                 waits_for,
             },
-            Denial::LeaseLost { reason, is_other_role } => {
-                Error::lost(&names, reason, is_other_role)
-            }
+            Denial::LeaseLost { reason, other_role } => Error::lost(&names, reason, other_role),
             Denial::Closed => Error::Closed,
             Denial::GivenUp => Error::Invalid("nobody waits for the lease any more"),
             Denial::Failed(ErrorType::NoConnection) => match cause {

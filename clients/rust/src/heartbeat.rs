@@ -120,11 +120,11 @@ pub(crate) struct Heartbeat {
     /// Wakes the timer.
     timer: Condvar,
     /// Notified when a lease ends, when the fence is closed, and when the thread ends.
-    pub changed: watch::Sender<()>,
+    changed: watch::Sender<()>,
 }
 
 #[derive(Default)]
-struct Inner {
+pub(crate) struct Inner {
     states: LeaseStates,
     /// The runtime of the heartbeat's thread, while the thread runs.
     runtime: Option<Handle>,
@@ -379,22 +379,22 @@ impl Heartbeat {
                     let _ = self.spawn(inner, connected.close(), drop);
                 }
             }
-            Effect::Event { kind, id, token, remaining, is_other_role } => {
+            Effect::Event { kind, id, token, remaining, other_role } => {
                 if kind == EventKind::Acquired {
                     let options = &inner.acquires.get(&id)?.options;
                     inner.leases.insert(id, Grant::new(id, token, options).into());
                 }
                 let grant = inner.leases.get(&id)?.clone();
                 let end = match kind {
-                    EventKind::Lost(reason) => Some((reason, is_other_role)),
+                    EventKind::Lost(reason) => Some((reason, other_role)),
                     EventKind::Released { .. } => Some((Reason::Released, false)),
                     _ => None,
                 };
                 if kind == EventKind::Renewed {
                     grant.status.send_modify(|status| status.renewals += 1);
                 }
-                if let Some((reason, is_other_role)) = end {
-                    grant.end(reason, is_other_role);
+                if let Some((reason, other_role)) = end {
+                    grant.end(reason, other_role);
                     inner.ended.push((reason, grant.names.join(", ")));
                     inner.leases.remove(&id);
                     self.changed.send_replace(());
@@ -609,7 +609,8 @@ impl Heartbeat {
         lock(&self.inner).states.is_closing()
     }
 
-    async fn wait_until(&self, condition: impl Fn(&Inner) -> bool) {
+    /// Waits for a condition that comes true when a lease or the thread ends, or the fence is closed.
+    pub async fn wait_until(&self, condition: impl Fn(&Inner) -> bool) {
         let mut changed = self.changed.subscribe();
         while !condition(&lock(&self.inner)) {
             let _ = changed.changed().await;

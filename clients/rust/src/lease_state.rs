@@ -254,7 +254,7 @@ pub enum ErrorType {
 #[derive(Debug, Clone, PartialEq)]
 pub enum Denial {
     LeaseTaken { holder: String, remaining: i64, waits_for: Option<WaitsFor> },
-    LeaseLost { reason: Reason, is_other_role: bool },
+    LeaseLost { reason: Reason, other_role: bool },
     Failed(ErrorType),
     Closed,
     GivenUp,
@@ -271,7 +271,7 @@ pub enum Effect {
         id: Id,
         token: i64,
         remaining: i64,
-        is_other_role: bool,
+        other_role: bool,
     },
     /// Replies to an acquire: with its lease, if there is no denial.
     Reply {
@@ -325,7 +325,7 @@ struct LeaseState {
     // Used after the grant.
     token: i64,
     /// True if another role has acquired the lease, which the server therefore refuses to renew.
-    is_other_role: bool,
+    other_role: bool,
     deadline: i64,
     beat_at: i64,
     /// When `at_most` is over, and the lease is lost.
@@ -409,8 +409,8 @@ impl LeaseState {
     fn event(&self, now: i64, kind: EventKind) -> Effect {
         let is_held = matches!(kind, EventKind::Acquired | EventKind::Renewed);
         let remaining = if is_held { self.deadline - now } else { 0 };
-        let LeaseState { id, token, is_other_role, .. } = *self;
-        Effect::Event { kind, id, token, remaining, is_other_role }
+        let LeaseState { id, token, other_role, .. } = *self;
+        Effect::Event { kind, id, token, remaining, other_role }
     }
 }
 
@@ -1023,7 +1023,7 @@ impl LeaseStates {
             let left = left.filter(|(_, outcome)| is_left(outcome));
             let unreleased = left.map(|(name, _)| name.clone()).collect();
             let is_denied = outcomes.iter().any(|one| one.kind == "refused" && one.code == "42501");
-            lease.is_other_role = gone == 0 && lease.options.table.is_none() && is_denied;
+            lease.other_role = gone == 0 && lease.options.table.is_none() && is_denied;
             let reason = if gone > 0 { Reason::Gone } else { Reason::Refused };
             self.mark_lost(id, reason, unreleased);
         } else if count("kept") == outcomes.len() {
@@ -1405,8 +1405,8 @@ impl LeaseStates {
 
     fn mark_lost(&mut self, id: Id, reason: Reason, unreleased: Vec<String>) {
         let Some(lease) = self.leases.get_mut(&id) else { return };
-        let (was_held, has_reply) = (lease.is_held(), lease.has_reply);
-        let is_other_role = lease.is_other_role;
+        let (was_held, has_reply, other_role) =
+            (lease.is_held(), lease.has_reply, lease.other_role);
         (lease.state, lease.unreleased) = (State::Lost(reason), unreleased);
         if was_held {
             self.effects.push(lease.event(self.now, EventKind::Lost(reason)));
@@ -1414,7 +1414,7 @@ impl LeaseStates {
         } else {
             self.release_after_loss(id);
             if !has_reply {
-                let denial = Some(Denial::LeaseLost { reason, is_other_role });
+                let denial = Some(Denial::LeaseLost { reason, other_role });
                 self.effects.push(Effect::Reply { id, denial, sqlstate: None, in_doubt: false });
             }
         }

@@ -316,13 +316,8 @@ impl GuardState {
         call: impl Future<Output = Result<T, E>>,
     ) -> Result<T, Failed> {
         let lost = async {
-            let mut changed = self.heartbeat.changed.subscribe();
-            loop {
-                match self.loss() {
-                    Some(loss) => return loss,
-                    None => drop(changed.changed().await),
-                }
-            }
+            self.heartbeat.wait_until(|_| self.loss().is_some()).await;
+            self.loss()
         };
         self.running.fetch_add(1, Relaxed);
         tokio::select! {
@@ -331,7 +326,7 @@ impl GuardState {
                 self.running.fetch_sub(1, Relaxed);
                 done.map_err(|error| self.failed(stage, error))
             }
-            loss = lost => Err(self.failed(stage, loss)),
+            Some(loss) = lost => Err(self.failed(stage, loss)),
         }
     }
 

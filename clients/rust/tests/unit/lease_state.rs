@@ -102,10 +102,10 @@ impl Player {
             if what == "check" {
                 let id = self.ids[&text(&arguments["key"])];
                 let lease = states.leases.get(&id);
-                let end = match lease.map(|lease| (lease.state, lease.is_other_role)) {
+                let end = match lease.map(|lease| (lease.state, lease.other_role)) {
                     Some((State::Held, _)) if states.remaining(now, id) > 0 => None,
                     Some((State::Held, _)) => Some((Reason::Deadline, false)),
-                    Some((State::Lost(reason), is_other_role)) => Some((reason, is_other_role)),
+                    Some((State::Lost(reason), other_role)) => Some((reason, other_role)),
                     _ => Some((Reason::Released, false)),
                 };
                 checked = Some((states.effects.len(), end));
@@ -117,7 +117,7 @@ impl Player {
             let reply = json!({
                 "reply": arguments["key"], "error": end.map(|_| "LeaseLost"),
                 "reason": end.map(|(reason, _)| reason.to_string()),
-                "advice": end.and_then(|(_, is_other_role)| is_other_role.then_some("other role")),
+                "advice": end.and_then(|(_, other_role)| other_role.then_some("other role")),
             });
             effects.insert(at, reply);
         }
@@ -256,7 +256,7 @@ impl Player {
             }
             Effect::Cut(connection) => json!({ "cut": connection }),
             Effect::HangUp(connection) => json!({ "hang_up": connection }),
-            Effect::Event { kind, id, token, remaining, is_other_role } => {
+            Effect::Event { kind, id, token, remaining, other_role } => {
                 let (event, reason) = match kind {
                     EventKind::Acquired => ("acquired", None),
                     EventKind::Renewed => ("renewed", None),
@@ -267,7 +267,7 @@ impl Player {
                 };
                 json!({
                     "event": event, "key": self.key(*id), "token": token, "remaining": remaining,
-                    "reason": reason, "advice": is_other_role.then_some("other role"),
+                    "reason": reason, "advice": other_role.then_some("other role"),
                 })
             }
             Effect::Reply { id, denial, sqlstate, in_doubt } => {
@@ -280,9 +280,9 @@ impl Player {
                 });
                 match denial {
                     None => reply["leases"] = json!([self.key(*id)]),
-                    Some(Denial::LeaseLost { reason, is_other_role }) => {
+                    Some(Denial::LeaseLost { reason, other_role }) => {
                         reply["reason"] = json!(reason.to_string());
-                        reply["advice"] = json!(is_other_role.then_some("other role"));
+                        reply["advice"] = json!(other_role.then_some("other role"));
                     }
                     Some(Denial::LeaseTaken { holder, remaining, waits_for }) => {
                         let waits_for = waits_for.map(|end| format!("{end:?}").to_lowercase());
