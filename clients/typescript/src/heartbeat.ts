@@ -304,7 +304,7 @@ export class Heartbeat {
     holding.isLossSeen = true;
     // A transaction that has locked the row outlives the deadline.
     const isOver = this.#states.lease(holding.request.id)?.state === "held";
-    throw isOver ? new LeaseLost("deadline", holding.names) : holding.lossError();
+    throw isOver ? new errors.LeaseLost("deadline", holding.names) : holding.lossError();
   }
 
   /** Renews the leases at once, and waits for the outcome. */
