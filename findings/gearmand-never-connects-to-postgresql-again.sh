@@ -8,8 +8,8 @@
 #   somebody starts gearmand anew, which is also the only way to get it connected.
 . "$(dirname "$0")/lib.sh"
 apt_unpack gearman-job-server=1.1.20+ds-1 gearman-tools=1.1.20+ds-1 libgearman8=1.1.20+ds-1 libmariadb3 libhiredis0.14 \
-  libevent-2.1-7 libevent-pthreads-2.1-7 libmemcached11 libmemcachedutil2 libboost-program-options1.74.0 \
-  libtokyocabinet9 libpq5 libsqlite3-0
+  libevent-2.1-7 libevent-pthreads-2.1-7 libmemcached11 libmemcachedutil2 libhashkit2 \
+  libboost-program-options1.74.0 libtokyocabinet9 libpq5 libsqlite3-0
 postgres
 cd "$work"
 sql() { psql -XqAt -v ON_ERROR_STOP=1 "$@"; }
