@@ -111,7 +111,9 @@ pub fn run(program: &Path, options: &Options) -> Result<()> {
     }
     let mut table = Table::default();
     for client in &clients {
-        let client = client.prepare().with_context(|| format!("cannot prepare the client {}", client.name))?;
+        let client = client
+            .prepare()
+            .with_context(|| format!("cannot prepare the client {}", client.name))?;
         play(&harness, &client, &there, options, &mut table);
     }
     harness.close();

@@ -64,7 +64,8 @@ impl Version<'_> {
     /// Runs the steps and prints their results: what failed, what was skipped and why, and the summaries of the test
     /// programs.
     fn run(&self, options: &Options) -> Result<()> {
-        let installation = majors::of(self.major).context("cannot get this version of PostgreSQL")?;
+        let installation =
+            majors::of(self.major).context("cannot get this version of PostgreSQL")?;
         let version = output_of(Command::new(&installation.pg_config).arg("--version"))?;
         let mut version = version.trim().trim_start_matches("PostgreSQL ").to_owned();
         if self.major == release_candidate::MAJOR {
