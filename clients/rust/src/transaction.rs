@@ -305,8 +305,19 @@ impl GuardState {
         }
     }
 
+    /// The leases whose loss ends the transaction.
+    fn watched(&self) -> impl Iterator<Item = &Grant> {
+        self.grants().filter(|grant| !self.late.contains(&grant.id))
+    }
+
     fn loss(&self) -> Option<Error> {
-        self.grants().filter(|grant| !self.late.contains(&grant.id)).find_map(Grant::loss)
+        self.watched().find_map(Grant::loss)
+    }
+
+    /// The loss of a lease, or the error of a row whose window is over in this transaction.
+    fn loss_or_over(&self) -> Option<Error> {
+        let mut errors = self.watched().filter_map(|grant| self.heartbeat.check(grant).err());
+        errors.find(|error| !matches!(error, Error::LeaseLost { reason: Reason::Released, .. }))
     }
 
     /// Returns the result of a call, or the loss of a lease if that comes first.
@@ -341,7 +352,7 @@ impl GuardState {
             (GuardStage::Commit, "3B001" | "25P01") if !self.is_whole => (stage, "no transaction"),
             (_, code) => (stage, code),
         };
-        let (mut loss, is_inner) = (self.loss(), !self.is_whole);
+        let (mut loss, is_inner) = (self.loss_or_over(), !self.is_whole);
         let is_lost = loss.is_some();
         let follows = guard_failed(stage, code, is_fatal, session, self.of, is_inner, is_lost);
         if follows.suspect {

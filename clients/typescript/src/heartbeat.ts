@@ -296,15 +296,24 @@ export class Heartbeat {
     return { milliseconds: this.#states.remaining(clock(), holding.request.id) };
   }
 
-  /** Throws LeaseLost if the lease is not held by the clock of now, without waiting for the
+  /** Returns the error of a lease that is not held by the clock of now, without waiting for the
    * timer. */
-  check(holding: Holding): void {
-    if (this.remaining(holding).milliseconds > 0) return;
+  lossOf(holding: Holding, cause?: unknown): errors.LeaseLost | undefined {
+    if (this.remaining(holding).milliseconds > 0) return undefined;
     this.#input(() => {});
-    holding.isLossSeen = true;
     // A transaction that has locked the row outlives the deadline.
     const isOver = this.#states.lease(holding.request.id)?.state === "held";
-    throw isOver ? new errors.LeaseLost("deadline", holding.names) : holding.lossError();
+    return isOver
+      ? new errors.LeaseLost("deadline", holding.names, cause)
+      : holding.lossError(cause);
+  }
+
+  /** Throws LeaseLost if the lease is not held. */
+  check(holding: Holding): void {
+    const loss = this.lossOf(holding);
+    if (loss === undefined) return;
+    holding.isLossSeen = true;
+    throw loss;
   }
 
   /** Renews the leases at once, and waits for the outcome. */

@@ -291,8 +291,10 @@ class Guard<Tx> {
     return this.#pairs.length === 0;
   }
 
+  /** A lease that is lost, or a row whose window is over in this transaction. */
   get #lost(): Holding | undefined {
-    return this.#held.find(({ isLost }) => isLost);
+    const reasonOf = (holding: Holding) => this.by.heartbeat.lossOf(holding)?.reason ?? "released";
+    return this.#held.find((holding) => reasonOf(holding) !== "released");
   }
 
   #failed(error: unknown, code: string): GuardFailure {
@@ -314,7 +316,7 @@ class Guard<Tx> {
     if (type === "LeaseLost") {
       const lost = this.#lost as Holding;
       lost.isLossSeen = true;
-      return Object.assign(lost.lossError(error), { inDoubt });
+      return Object.assign(this.by.heartbeat.lossOf(lost, error) as errors.LeaseLost, { inDoubt });
     }
     if (type === "TransactionLost") {
       const ended = `the session ended under the transaction: ${(error as Error).message}`;

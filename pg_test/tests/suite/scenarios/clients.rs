@@ -34,8 +34,7 @@ fn the_clients_have_the_version_of_the_extension(_: &Harness) -> Result<()> {
         ("python/pyproject.toml", format!("version = \"{version}\"")),
         ("typescript/package.json", format!("\"version\": \"{version}\"")),
         ("java/pom.xml", format!("<version>{version}</version>")),
-        ("go/README.md", format!("pgfence@v{version} ")),
-        // The workspace's version is the extension's.
+        // The version of a Go module is the tag of its release. That of the workspace is the extension's.
         ("rust/Cargo.toml", "version.workspace = true".to_owned()),
     ] {
         let path = pg_test::source_tree::source_root().join("clients").join(manifest);

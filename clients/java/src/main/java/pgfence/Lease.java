@@ -55,9 +55,7 @@ public final class Lease extends Holding implements AutoCloseable {
     public void check() {
         if (!isHeld()) {
             heartbeat.input(Heartbeat.TICK);
-            throw heartbeat.isOver(this)
-                    ? new LeaseLost(Reason.DEADLINE, null, names(), false, null)
-                    : loss(false, null);
+            throw loss(false, null);
         }
     }
 
@@ -88,8 +86,14 @@ public final class Lease extends Holding implements AutoCloseable {
         return reason != null && reason != Reason.RELEASED;
     }
 
+    /** Returns true if the window is over, also while a transaction has locked the row. */
+    boolean isOver() {
+        return !isHeld() && heartbeat.isOver(this);
+    }
+
     LeaseLost loss(boolean inDoubt, Throwable cause) {
-        Reason known = Objects.requireNonNullElse(reason, Reason.RELEASED);
+        Reason other = isOver() ? Reason.DEADLINE : Reason.RELEASED;
+        Reason known = Objects.requireNonNullElse(reason, other);
         return new LeaseLost(known, advice, names(), inDoubt, cause);
     }
 

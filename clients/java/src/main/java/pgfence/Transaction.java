@@ -10,6 +10,7 @@ import pgfence.Statements.Statement;
 import java.sql.*;
 import java.util.*;
 import java.util.function.BiConsumer;
+import java.util.function.Predicate;
 
 /**
  * A guarded transaction. On a connection in autocommit a transaction begins here. On any other the
@@ -302,7 +303,8 @@ final class Transaction {
         String code = codeOf(error), session = raw.isClosed() ? "closed" : "open";
         boolean isFatal = FenceException.isFatal(error);
         String of = leases.isEmpty() ? "adopted" : named.isEmpty() ? "rows" : "names";
-        Optional<Lease> lost = leases.stream().filter(Lease::isLost).findFirst();
+        Predicate<Lease> isLost = lease -> lease.isLost() || lease.isOver();
+        Optional<Lease> lost = leases.stream().filter(isLost).findFirst();
         failure =
                 LeaseStates.guardFailed(
                         stage, code, isFatal, session, of, isInner, lost.isPresent());
