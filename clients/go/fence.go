@@ -351,7 +351,7 @@ func (l *Lease) Check() error {
 	}
 	reason := ReasonReleased
 	l.h.input(0, func() {
-		if l.h.states.isOver(l.key) {
+		if l.h.states.isOver(clock(), l.key) {
 			reason = ReasonDeadline
 		}
 	})

@@ -448,11 +448,11 @@ func (s *leaseStates) remaining(now int64, key string) int64 {
 	return max(0, min(l.deadline, l.endsAt)-now)
 }
 
-// isOver reports whether the window of a lease is over that is not lost, as a transaction has locked
-// its row. It is asked of a lease without remaining time, after a step.
-func (s *leaseStates) isOver(key string) bool {
+// isOver reports whether the window of a lease is over, but the lease is not lost: a transaction has
+// locked its row.
+func (s *leaseStates) isOver(now int64, key string) bool {
 	l := s.lease(key)
-	return l != nil && l.isHeld()
+	return l != nil && l.isHeld() && s.remaining(now, key) == 0
 }
 
 // wake returns the latest time of the next step, or never if there is nothing to do.

@@ -261,7 +261,7 @@ func checked(s *leaseStates, now int64, key string) effect {
 	}
 	e.Error, e.Reason = LeaseLost, ReasonReleased
 	switch l := s.lease(key); {
-	case s.isOver(key):
+	case s.isOver(now, key):
 		e.Reason = ReasonDeadline
 	case l != nil && l.state == lost:
 		e.Reason, e.Advice = l.reason, l.advice

@@ -570,7 +570,7 @@ impl Heartbeat {
         }
         let mut reason = Reason::Released;
         self.input(|states| {
-            if states.is_over(grant.id) {
+            if states.is_over(now(), grant.id) {
                 reason = Reason::Deadline;
             }
         });

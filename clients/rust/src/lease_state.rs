@@ -696,10 +696,10 @@ impl LeaseStates {
         self.leases.get(&id).map_or(0, |lease| lease.remaining(now))
     }
 
-    /// True if the window of a lease is over that is not lost, as a transaction has locked its row.
-    /// It is asked of a lease without remaining time, after a step.
-    pub fn is_over(&self, id: Id) -> bool {
-        self.leases.get(&id).is_some_and(LeaseState::is_held)
+    /// True if the window of a lease is over, but the lease is not lost: a transaction has locked
+    /// its row.
+    pub fn is_over(&self, now: i64, id: Id) -> bool {
+        self.leases.get(&id).is_some_and(|lease| lease.is_held() && lease.remaining(now) == 0)
     }
 
     // Time. Each step first ends what has ended by its time.

@@ -301,9 +301,7 @@ export class Heartbeat {
   lossOf(holding: Holding, cause?: unknown): errors.LeaseLost | undefined {
     if (this.remaining(holding).milliseconds > 0) return undefined;
     this.#input(() => {});
-    // A transaction that has locked the row outlives the deadline.
-    const isOver = this.#states.lease(holding.request.id)?.state === "held";
-    return isOver
+    return this.#states.isOver(clock(), holding.request.id)
       ? new errors.LeaseLost("deadline", holding.names, cause)
       : holding.lossError(cause);
   }

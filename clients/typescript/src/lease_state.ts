@@ -389,6 +389,12 @@ export class LeaseStates implements Sender {
     return Math.max(0, Math.min(lease.deadline, lease.endsAt) - now);
   }
 
+  /** Returns true if the window of a lease is over, but the lease is not lost: a transaction has
+   * locked its row. */
+  isOver(now: number, key: string): boolean {
+    return this.#leases.get(key)?.state === "held" && this.remaining(now, key) === 0;
+  }
+
   /** True if the program may be waiting for a call, an acquire or a release. */
   get isWaitedFor(): boolean {
     if (this.#calls.size > 0) return true;

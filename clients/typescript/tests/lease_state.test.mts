@@ -61,7 +61,7 @@ function lead(
 function checked(states: LeaseStates, at: number, key: string): Reply {
   const lease = states.lease(key);
   if (states.remaining(at, key) > 0) return { reply: key };
-  const late = { reason: lease?.state === "held" ? ("deadline" as const) : ("released" as const) };
+  const late = { reason: states.isOver(at, key) ? ("deadline" as const) : ("released" as const) };
   const { reason, advice } = lease?.state === "lost" ? lease : { ...late, advice: undefined };
   return { reply: key, error: "LeaseLost", reason, advice };
 }

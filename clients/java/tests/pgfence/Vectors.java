@@ -131,7 +131,7 @@ final class Vectors {
             boolean isLost = lease != null && lease.state == State.LOST;
             FenceException.Reason late = FenceException.Reason.DEADLINE;
             FenceException.Reason other =
-                    states.isOver(key) ? late : FenceException.Reason.RELEASED;
+                    states.isOver(at, key) ? late : FenceException.Reason.RELEASED;
             reply.reason = isLost ? lease.reason : other;
             reply.advice = isLost ? lease.advice : null;
         }

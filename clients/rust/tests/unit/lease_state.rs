@@ -103,8 +103,9 @@ impl Player {
                 let id = self.ids[&text(&arguments["key"])];
                 let lease = states.leases.get(&id);
                 let end = match lease.map(|lease| (lease.state, lease.other_role)) {
-                    Some((State::Held, _)) if states.remaining(now, id) > 0 => None,
-                    Some((State::Held, _)) => Some((Reason::Deadline, false)),
+                    Some((State::Held, _)) => {
+                        states.is_over(now, id).then_some((Reason::Deadline, false))
+                    }
                     Some((State::Lost(reason), other_role)) => Some((reason, other_role)),
                     _ => Some((Reason::Released, false)),
                 };

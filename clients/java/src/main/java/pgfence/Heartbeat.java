@@ -517,7 +517,7 @@ final class Heartbeat {
     }
 
     synchronized boolean isOver(Lease lease) {
-        return states.isOver(lease.key);
+        return states.isOver(Clock.now(), lease.key);
     }
 
     /** Releases a lease, and waits for its end. An interrupt does not end the wait. */

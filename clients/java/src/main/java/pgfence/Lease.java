@@ -86,13 +86,8 @@ public final class Lease extends Holding implements AutoCloseable {
         return reason != null && reason != Reason.RELEASED;
     }
 
-    /** Returns true if the window is over, also while a transaction has locked the row. */
-    boolean isOver() {
-        return !isHeld() && heartbeat.isOver(this);
-    }
-
     LeaseLost loss(boolean inDoubt, Throwable cause) {
-        Reason other = isOver() ? Reason.DEADLINE : Reason.RELEASED;
+        Reason other = heartbeat.isOver(this) ? Reason.DEADLINE : Reason.RELEASED;
         Reason known = Objects.requireNonNullElse(reason, other);
         return new LeaseLost(known, advice, names(), inDoubt, cause);
     }

@@ -494,12 +494,12 @@ final class LeaseStates {
     }
 
     /**
-     * Returns true if the window of a lease is over that is not lost, as a transaction has locked
-     * its row. It is asked of a lease without remaining time, after a step.
+     * Returns true if the window of a lease is over, but the lease is not lost: a transaction has
+     * locked its row.
      */
-    boolean isOver(String key) {
+    boolean isOver(long now, String key) {
         LeaseState lease = leases.get(key);
-        return lease != null && lease.isHeld();
+        return lease != null && lease.isHeld() && remaining(now, key) == 0;
     }
 
     // Time. Each step first ends what has ended by its time.
@@ -775,12 +775,16 @@ final class LeaseStates {
     }
 
     private void closeUnusedConnections() {
-        for (ConnectionState connection : List.copyOf(connections.values())) {
-            if (connection.owner == null && connection.call == null) {
-                effects.add(new HangUp(connection.number));
-                connections.remove(connection.number);
-            }
-        }
+        connections
+                .values()
+                .removeIf(
+                        connection -> {
+                            boolean isUnused = connection.owner == null && connection.call == null;
+                            if (isUnused) {
+                                effects.add(new HangUp(connection.number));
+                            }
+                            return isUnused;
+                        });
     }
 
     /** Closes the shared connection after the last lease, and reports the end of `close`. */

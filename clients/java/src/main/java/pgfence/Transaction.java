@@ -303,7 +303,7 @@ final class Transaction {
         String code = codeOf(error), session = raw.isClosed() ? "closed" : "open";
         boolean isFatal = FenceException.isFatal(error);
         String of = leases.isEmpty() ? "adopted" : named.isEmpty() ? "rows" : "names";
-        Predicate<Lease> isLost = lease -> lease.isLost() || lease.isOver();
+        Predicate<Lease> isLost = lease -> lease.isLost() || heartbeat.isOver(lease);
         Optional<Lease> lost = leases.stream().filter(isLost).findFirst();
         failure =
                 LeaseStates.guardFailed(
